@@ -15,7 +15,7 @@ import cv2
 import numpy as np
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
-from data.augment.base import Augmentation, Box, Fill, random_box
+from data.augment.base import Augmentation, Box, Fill, random_box, two_draws
 from data.augment.color_jitter import ColorJitter
 from data.augment.custom import CustomAugmentation, check_imported
 from data.augment.erase import Erase
@@ -208,7 +208,7 @@ class TrainingImages:
             if not pad:
                 return middle
             self._padded[pad : pad + size, pad : pad + size] = middle
-            top, left = int(rng.integers(2 * pad + 1)), int(rng.integers(2 * pad + 1))
+            top, left = two_draws(2 * pad + 1, rng)
             return self._padded[top : top + size, left : left + size]
         top, left, height, width = self.augment.box(image.shape[0], image.shape[1], rng)
         return resized(image[top : top + height, left : left + width], size)

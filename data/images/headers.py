@@ -20,11 +20,11 @@ _START_OF_IMAGE, _END = b"\xff\xd8", b"\xff\xd9"
 _END_OF_IMAGE, _START_OF_SCAN, _APP1 = 0xD9, 0xDA, 0xE1
 _ORIENTATION, _SHORT = 0x0112, 3  # a tag and a type of EXIF
 _PNG_START = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR"
-_PNG_COLORS = 26  # the bytes up to the color type
+_PNG_FIRST_CHUNK = struct.Struct(">16sIIBB")  # the start, width, height, bit depth and color type
 _PNG_SECOND_CHUNK = 33
 _PNG_CHUNK = struct.Struct(">I4s")  # its length and kind
 # Chunks with transparency, and compressed texts and profiles, whose size Pillow limits.
-_PNG_INSPECTED = (b"tRNS", b"zTXt", b"iTXt", b"iCCP")
+_PNG_INSPECTED = frozenset({b"tRNS", b"zTXt", b"iTXt", b"iCCP"})
 _WITH_ALPHA = frozenset({4, 6})  # gray with alpha, RGB with alpha
 
 
@@ -127,13 +127,15 @@ class PngHeader(NamedTuple):
 
 def png_header(data: bytes) -> PngHeader | None:
     """Return the header of a PNG, or None for other data and for a PNG that Pillow must inspect."""
-    if data[: len(_PNG_START)] != _PNG_START or len(data) < _PNG_COLORS:
+    if len(data) < _PNG_FIRST_CHUNK.size:
         return None
-    at = _PNG_SECOND_CHUNK
-    while at + _PNG_CHUNK.size <= len(data):
-        length, kind = _PNG_CHUNK.unpack_from(data, at)
+    start, width, height, _, color = _PNG_FIRST_CHUNK.unpack_from(data)
+    if start != _PNG_START:
+        return None
+    at, last, chunk = _PNG_SECOND_CHUNK, len(data) - _PNG_CHUNK.size, _PNG_CHUNK.unpack_from
+    while at <= last:
+        length, kind = chunk(data, at)
         if kind in _PNG_INSPECTED:
             return None
         at += length + 12  # also skip the length, the kind and the checksum
-    width, height, _, color = struct.unpack_from(">IIBB", data, len(_PNG_START))
     return PngHeader(height, width, color in _WITH_ALPHA)

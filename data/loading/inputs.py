@@ -7,7 +7,7 @@ to an item and collates the items of a batch.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,48 +29,21 @@ from data.text.tokenizer import open_tokenizer
 _WIDTH_MULTIPLE = 8
 
 
-class TrainingItems(NamedTuple):
-    """Converts the samples of a batch to items for training.
+class Items(NamedTuple):
+    """Converts the samples of a batch to items, in two steps.
 
-    decode: decodes the part of the sample in a row that training needs, such as a random crop, from
-    its bytes. Raises ValueError if they are damaged. augment: applies the remaining random
-    augmentation to the sample that `decode` decoded last, and returns its item.
+    decode: decodes the sample in a row from its bytes or, in training, the part of it that is
+    needed, such as a random crop. Raises ValueError if they are damaged. finish: converts the
+    sample that `decode` decoded last to an item, with the remaining random augmentation in training
+    and without random changes in evaluation.
     """
 
     decode: Callable[[int, bytes], Any]
-    augment: Callable[[Any], Any]
+    finish: Callable[[Any], Any]
 
 
-class Inputs(Protocol):
-    """Converts samples of one modality into model inputs."""
-
-    by_length: bool
-    """Whether samples of similar length should share a batch."""
-
-    def decode(self, data: bytes) -> Any:
-        """Decode a sample's bytes. Raises ValueError if they are damaged."""
-
-    def training_batch(
-        self, seed: int, epochs: np.ndarray, indices: np.ndarray, *, side: int
-    ) -> TrainingItems:
-        """Return the conversion of the samples `indices` in `epochs` (int64 [n] each).
-
-        The random numbers of a sample are keyed by (seed, epoch, index). side: the height and width
-        of the images in pixels.
-        """
-
-    def for_evaluation(self, decoded: Any) -> Any:
-        """Return the item of a sample without random changes."""
-
-    def collate(self, items: Iterable[Any], num: int, *, side: int) -> dict[str, Tensor]:
-        """Collate the `num` items of a batch into the model's inputs [num, ...].
-
-        `num` may be 0.
-        """
-
-
-def open_inputs(config: DataConfig, manifest: Manifest) -> Inputs:
-    """Return the `Inputs` for the modality of the shards.
+def open_inputs(config: DataConfig, manifest: Manifest) -> "ImageInputs | TextInputs":
+    """Return the inputs for the modality of the shards.
 
     Raises ValueError if the recipe does not set a tokenizer for texts, or sets one for images.
     """
@@ -98,6 +71,7 @@ class ImageInputs:
     """Produces uint8 pixels. Normalization happens on the device."""
 
     by_length = False
+    """Whether samples of similar length should share a batch."""
 
     def __init__(self, image: ImageConfig, augment: AugmentConfig) -> None:
         self._image = image
@@ -106,25 +80,35 @@ class ImageInputs:
         self._draws = Draws()
         self._memory = PixelMemory()
 
-    def decode(self, data: bytes) -> np.ndarray:
-        return decode(data, self._image.channels)
-
     def training_batch(
         self, seed: int, epochs: np.ndarray, indices: np.ndarray, *, side: int
-    ) -> TrainingItems:
+    ) -> Items:
+        """Return the conversion of the samples `indices` in `epochs` (int64 [n] each).
+
+        The random numbers of a sample are keyed by (seed, epoch, index). side: the height and width
+        of the images in pixels.
+        """
         if side != self._training.config.size:
             self._training = TrainingImages(self._image.scaled_to(side), self._augment)
         images, draws = self._training, self._draws
         keys = list(zip(epochs.tolist(), indices.tolist(), strict=True))
-        return TrainingItems(
+        return Items(
             lambda row, data: images.decoded(data, draws.at(seed, *keys[row])),
             lambda decoded: images.augmented(decoded, draws.rng),
         )
 
-    def for_evaluation(self, decoded: np.ndarray) -> np.ndarray:
-        return crops_for_evaluation(decoded, self._image)
+    def evaluation_batch(self) -> Items:
+        image = self._image
+        return Items(
+            lambda _, data: decode(data, image.channels),
+            lambda decoded: crops_for_evaluation(decoded, image),
+        )
 
     def collate(self, items: Iterable[np.ndarray], num: int, *, side: int) -> dict[str, Tensor]:
+        """Collate the `num` items of a batch into the model's inputs [num, ...].
+
+        `num` may be 0.
+        """
         items = iter(items)
         first = next(items, None)
         shape = (self._image.channels, side, side) if first is None else first.shape
@@ -174,16 +158,13 @@ class TextInputs:
     def __init__(self, config: TextConfig) -> None:
         self.tokenizer = open_tokenizer(config.tokenizer, max_length=config.max_length)
 
-    def decode(self, data: bytes) -> str:
-        return decode_text(data)
-
     def training_batch(
         self, seed: int, epochs: np.ndarray, indices: np.ndarray, *, side: int
-    ) -> TrainingItems:
-        return TrainingItems(lambda row, data: decode_text(data), lambda text: text)
+    ) -> Items:
+        return self.evaluation_batch()
 
-    def for_evaluation(self, decoded: str) -> str:
-        return decoded
+    def evaluation_batch(self) -> Items:
+        return Items(lambda _, data: decode_text(data), lambda text: text)
 
     def collate(self, items: Iterable[str], num: int, *, side: int) -> dict[str, Tensor]:
         tokenizer = self.tokenizer

@@ -8,14 +8,16 @@ world size and number of workers, because ranks and workers only divide the read
 
 import itertools
 import logging
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 from data.augment.training import ProgressiveSizes
 from data.config import DataConfig
@@ -24,7 +26,14 @@ from data.loading.inputs import open_inputs
 from data.loading.order import ByLength, Locate, share
 from data.loading.reader import EvaluationReader, Share, TrainingReader, check_limit
 from data.loading.sampling import sampled_order, samples_per_epoch
-from data.loading.workers import read_ahead
+from data.loading.workers import (
+    LOST_WORKER,
+    PREFETCHED,
+    SMALL_SHM,
+    begin_worker,
+    lost_worker,
+)
+from data.retry import TransientError
 from data.shards.split import Split
 
 _log = logging.getLogger("kway.data")
@@ -38,10 +47,6 @@ class EndlessLoader(ABC):
     A new iteration continues where the previous one stopped. Raises ValueError for a rank outside
     the world or an empty global batch. Iteration raises ValueError, with the list of bad samples,
     if more than `config.max_bad_samples` were found by this rank or are listed in the cursor.
-    """
-
-    remedy: ClassVar[str]
-    """The first words of the fix for too many bad samples. The message continues with "the shards".
     """
 
     def __init__(
@@ -107,7 +112,7 @@ class EndlessLoader(ABC):
             if index not in self._bad:
                 self._bad[index] = self._unseen(index, "on another rank, see its log")
         self.cursor = self.cursor.join(self._bad)
-        self._check_limit()
+        check_limit(self._bad, self._config.max_bad_samples)
 
     def _record(self, substitutes: Iterable[Substitute]) -> None:
         """Log each bad sample when it is first found."""
@@ -115,10 +120,7 @@ class EndlessLoader(ABC):
             if self._bad.get(substitute.index) != substitute.reason:
                 self._bad[substitute.index] = substitute.reason
                 _log.warning("%s", substitute)
-        self._check_limit()
-
-    def _check_limit(self) -> None:
-        check_limit(self._bad, self._config.max_bad_samples, remedy=self.remedy)
+        check_limit(self._bad, self._config.max_bad_samples)
 
     def close(self) -> None:
         """Stop the worker processes. Reading the next batch restarts them."""
@@ -141,8 +143,6 @@ class TrainLoader(EndlessLoader):
     ValueError for an empty split or a recipe whose modality does not match the shards.
     """
 
-    remedy = "run kway shard verify --decode, fix"
-
     def __init__(
         self,
         split: Split,
@@ -158,17 +158,14 @@ class TrainLoader(EndlessLoader):
         inputs = open_inputs(config, split.manifest)
         seed = cursor.seed
         num_batches = config.text.batches_by_length if config.text is not None else 1
-        locate: Locate
-        will_read: Callable[[int], None]
+        at_once = 2 if num_batches > 1 else 1
+        order = split.order(seed, config.shuffle_shards, groups_at_once=at_once)
+        locate: Locate = order.locate
+        epoch, longest = order.num_samples, order.samples_at_least
         if config.is_sampled:
             sampled = sampled_order(split, config, seed)
-            epoch, longest, locate = sampled.num_samples, sampled.num_samples, sampled.locate
-            will_read = partial(split.will_read, split.order(seed))
-        else:
-            at_once = 2 if num_batches > 1 else 1
-            order = split.order(seed, config.shuffle_shards, groups_at_once=at_once)
-            epoch, longest, locate = order.num_samples, order.samples_at_least, order.locate
-            will_read = partial(split.will_read, order)
+            locate = sampled.locate
+            epoch = longest = sampled.num_samples
         # Limit a window to the length of one group, so that it reads from at most two groups.
         num_batches = max(1, min(num_batches, longest // global_batch))
         if num_batches > 1:
@@ -186,9 +183,7 @@ class TrainLoader(EndlessLoader):
             num_samples=samples_per_epoch(split, config),
             global_batch=global_batch,
         )
-        self._reader = TrainingReader(
-            split, inputs, config, seed=seed, will_read=will_read, locate=locate
-        )
+        self._reader = TrainingReader(split, inputs, config, seed=seed, order=order, locate=locate)
 
     def share(self, step: int) -> range:
         """Return the stream positions that this rank reads `step` batches after the cursor."""
@@ -262,6 +257,54 @@ def check_rank(rank: int, world_size: int) -> None:
     """Raise ValueError if `rank` is outside the world."""
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is out of range for world size {world_size}")
+
+
+def read_ahead(
+    reader: Dataset, requests: Iterable[Any] | None, *, workers: int, pinned: bool
+) -> Iterator[Batch]:
+    """Yield the batches of `reader` in order. `workers` processes read batches ahead.
+
+    requests: one request per batch, or None for an iterable reader. Raises the errors that the
+    reader returns, TransientError if a process was killed, and ValueError if /dev/shm is too small.
+    """
+    loader = DataLoader(
+        reader,
+        sampler=requests,
+        batch_size=None,
+        num_workers=workers,
+        prefetch_factor=PREFETCHED if workers else None,
+        pin_memory=pinned,
+        # Use a separate generator. The loader draws a seed, and this must not advance the trainer's
+        # global generator.
+        generator=torch.Generator(),
+        worker_init_fn=partial(begin_worker, parent=os.getpid()) if workers else None,
+    )
+    for batch in _received(loader):
+        if isinstance(batch, Exception):
+            raise batch
+        # Pinning has already copied the batch out of the worker's memory.
+        yield batch if pinned or not workers else _own(batch)
+
+
+def _received(loader: DataLoader) -> Iterator[Batch | Exception]:
+    """Yield the results that the workers send. Raises the errors of `read_ahead`."""
+    try:
+        yield from loader
+    except (ConnectionError, EOFError) as error:
+        raise TransientError(LOST_WORKER) from error
+    except RuntimeError as error:
+        if (reason := lost_worker(error)) is None:
+            raise
+        # A larger limit is needed, so a restart would fail again.
+        kind = ValueError if reason == SMALL_SHM else TransientError
+        raise kind(reason) from error
+
+
+def _own(batch: Batch) -> Batch:
+    """Copy the pixels to memory that no worker writes to."""
+    if (pixels := batch.inputs.get("pixel_values")) is None:
+        return batch
+    return replace(batch, inputs={**batch.inputs, "pixel_values": pixels.clone()})
 
 
 def prefetch_to_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:

@@ -20,11 +20,12 @@ from data.augment.mix import Mix
 from data.config import DataConfig
 from data.images.decode import contiguous
 from data.loading.batch import Batch, Mixed, Substitute
-from data.loading.inputs import Inputs
-from data.loading.order import Locate
+from data.loading.inputs import ImageInputs, Items, TextInputs
+from data.loading.order import Locate, Order
 from data.shards.split import BadSampleError, Split
 
 Content = TypeVar("Content")
+Inputs = ImageInputs | TextInputs
 
 _STREAM = 0x73756273  # "subs": separates these random draws from those of augmentation
 _ATTEMPTS = 1000
@@ -69,6 +70,27 @@ class Reader(Dataset):
         except ValueError as error:
             raise self.split.bad(index, str(error)) from error
 
+    def items(
+        self,
+        contents: Iterator[bytes | None],
+        batch: Items,
+        read_again: Callable[[int, Callable[[bytes], Any]], Any],
+    ) -> Iterator[Any]:
+        """Yield the items of the samples `contents`, of which bad ones may be None.
+
+        read_again: returns what the sample in a row, which is damaged, is decoded to, given the
+        function that decodes it, or raises an error.
+        """
+        decode, finish = batch
+        for row, data in enumerate(contents):
+            try:
+                if data is None:
+                    raise ValueError("bad sample")  # caught below
+                decoded = decode(row, data)
+            except ValueError:
+                decoded = read_again(row, partial(decode, row))
+            yield finish(decoded)
+
 
 class EvaluationReader(Reader):
     """Maps sample indices, int64 [b], to their batch. A bad sample raises an error.
@@ -79,34 +101,25 @@ class EvaluationReader(Reader):
     def __init__(self, split: Split, inputs: Inputs, *, side: int, in_order: bool) -> None:
         super().__init__(split, inputs)
         self._side = side
-        self._will_read: Callable[[int], None] | None = None
-        if in_order:
-            self._will_read = partial(split.will_read, None)
+        self._in_order = in_order
 
     def read(self, request: np.ndarray) -> Batch:
-        if self._will_read is not None and len(request):
-            self._will_read(int(request[0]))
+        if self._in_order and len(request):
+            self.split.will_read(None, int(request[0]))
         labels, contents = self.split.read_many(request)
-        items = self._items(request.tolist(), contents)
+
+        def read_again(row: int, decode: Callable[[bytes], Any]) -> Any:  # names it in the error
+            return self.decoded(int(request[row]), decode)[0]
+
+        items = self.items(contents, self.inputs.evaluation_batch(), read_again)
         inputs = self.inputs.collate(items, len(request), side=self._side)
         return Batch(inputs, torch.from_numpy(labels), torch.from_numpy(request))
-
-    def _items(self, indices: list[int], contents: Iterator[bytes | None]) -> Iterator[Any]:
-        decode, item = self.inputs.decode, self.inputs.for_evaluation
-        for index, data in zip(indices, contents, strict=True):
-            try:
-                if data is None:
-                    raise ValueError("bad sample")  # caught below
-                decoded = decode(data)
-            except ValueError:  # read the sample again, and raise an error that names it
-                decoded = self.decoded(index, decode)[0]
-            yield item(decoded)
 
 
 class TrainingReader(Reader):
     """Maps a share of the stream to the batch of its samples.
 
-    `locate` maps positions to samples, and `will_read` prefetches the shards of a position.
+    `locate` maps positions to samples, and `order` determines which shards are prefetched.
     Augmentation is keyed by (seed, pass, sample), so it differs each time a sample occurs. Mixing
     is keyed by the pair of positions 2n and 2n + 1. A bad sample is replaced.
     """
@@ -118,17 +131,17 @@ class TrainingReader(Reader):
         config: DataConfig,
         *,
         seed: int,
-        will_read: Callable[[int], None],
+        order: Order,
         locate: Locate,
     ) -> None:
         super().__init__(split, inputs)
         self._config = config
         self._seed = seed
-        self._will_read = will_read
+        self._order = order
         self._locate = locate
 
     def read(self, request: Share) -> Batch:
-        self._will_read(request.positions.start)
+        self.split.will_read(self._order, request.positions.start)
         positions = np.arange(request.positions.start, request.positions.stop, dtype=np.int64)
         side = request.side
         mix = self._config.augment.mix
@@ -156,26 +169,19 @@ class TrainingReader(Reader):
         substitutes: dict[int, Substitute] = {}
         batch = self.inputs.training_batch(self._seed, passes, indices, side=side)
 
-        def items() -> Iterator[Any]:
-            decode, augment = batch.decode, batch.augment
-            for row, data in enumerate(contents):
-                try:
-                    if data is None:
-                        raise ValueError("bad sample")  # caught below
-                    decoded = decode(row, data)
-                except ValueError:  # read the sample again, and replace it if the error recurs
-                    (decoded, labels[row]), substitute = read_or_substitute(
-                        partial(self.decoded, decode=partial(decode, row)),
-                        self._seed,
-                        int(passes[row]),
-                        int(indices[row]),
-                        len(self.split),
-                    )
-                    if substitute is not None:
-                        substitutes[row] = substitute
-                yield augment(decoded)
+        def read_again(row: int, decode: Callable[[bytes], Any]) -> Any:
+            (decoded, labels[row]), substitute = read_or_substitute(
+                partial(self.decoded, decode=decode),
+                self._seed,
+                int(passes[row]),
+                int(indices[row]),
+                len(self.split),
+            )
+            if substitute is not None:
+                substitutes[row] = substitute
+            return decoded
 
-        return labels, items(), substitutes
+        return labels, self.items(contents, batch, read_again), substitutes
 
     def _mixed(self, positions: np.ndarray, side: int, mix: Mix) -> Batch:
         """Mix each row with its partner.
@@ -232,11 +238,10 @@ def read_or_substitute(
     raise bad
 
 
-def check_limit(bad: Mapping[int, str], limit: int, *, remedy: str) -> None:
+def check_limit(bad: Mapping[int, str], limit: int) -> None:
     """Raise ValueError, with the list of bad samples, if there are more than `limit`.
 
-    bad: a map from indices to reasons that contain the shard and key. remedy: see
-    `EndlessLoader.remedy`.
+    bad: a map from indices to reasons that contain the shard and key.
     """
     if len(bad) <= limit:
         return
@@ -244,6 +249,6 @@ def check_limit(bad: Mapping[int, str], limit: int, *, remedy: str) -> None:
     more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
     raise ValueError(
         f"{len(bad)} bad sample{'s' if len(bad) > 1 else ''} in training, but "
-        f"data.max_bad_samples is {limit}: {named}{more}: {remedy} the shards, or raise the "
-        "limit"
+        f"data.max_bad_samples is {limit}: {named}{more}: fix the shards (kway shard "
+        "verify --decode lists all damage of shards with an index), or raise the limit"
     )

@@ -22,9 +22,8 @@ from data.augment.training import ProgressiveSizes
 from data.config import DataConfig, StreamConfig
 from data.loading.batch import Batch, Cursor, Substitute
 from data.loading.inputs import open_inputs
-from data.loading.loader import EndlessLoader
+from data.loading.loader import EndlessLoader, read_ahead
 from data.loading.reader import check_limit
-from data.loading.workers import read_ahead
 from data.shards.manifest import Manifest
 from data.tars.labels import LABEL_EXTENSIONS, Labels, label_text
 from data.tars.samples import IMAGE_EXTENSIONS, TEXT_EXTENSIONS
@@ -70,8 +69,6 @@ class StreamLoader(EndlessLoader):
     Damaged samples are skipped. `indices` are hashes of the tar and the key.
     """
 
-    remedy = "fix"
-
     def __init__(self, stream: Stream, config: DataConfig, **options: Any) -> None:
         super().__init__(config, **options)
         if config.augment.mix is not None:
@@ -97,6 +94,7 @@ class _Reader(IterableDataset):
         self, stream: Stream, config: DataConfig, cursor: Cursor, part: range, step: int
     ) -> None:
         self._stream, self._cursor, self._part, self._step = stream.config, cursor, part, step
+        self._tars = stream.config.addresses
         self._max_bad = config.max_bad_samples
         self._inputs = open_inputs(config, stream.manifest)
         self._sides = ProgressiveSizes(
@@ -142,7 +140,7 @@ class _Reader(IterableDataset):
         """
         while self._num_opened <= _MAX_OPENED + self._stream.buffer:
             self._num_opened += 1
-            self._url = url = rng.choice(self._stream.addresses)
+            self._url = url = rng.choice(self._tars)
             try:
                 with (
                     fsspec.open(url, "rb") as opened,
@@ -187,7 +185,7 @@ class _Reader(IterableDataset):
                 self._skip(name, str(error))
                 continue
             self._num_opened = 0
-            yield batch.augment(decoded), *row
+            yield batch.finish(decoded), *row
 
     def _skip_file(self, error: Exception) -> bool:
         """Record a file that a sample already has, and return True to continue."""
@@ -199,7 +197,7 @@ class _Reader(IterableDataset):
         if number not in self._bad:
             self._bad[number] = f"{name}: {reason}"
             self._new.append(Substitute(number, None, self._bad[number]))
-            check_limit(self._bad, self._max_bad, remedy=StreamLoader.remedy)
+            check_limit(self._bad, self._max_bad)
 
 
 def _number(name: str) -> int:

@@ -341,6 +341,8 @@ def open_parts(
     opened = Split(parts, manifest, cache)
     opened.check_labels(max_bad_labels)
     opened.check_shards()
+    # The checks read all labels and, around each shard, several pages.
+    opened._index.release()
     return opened
 
 

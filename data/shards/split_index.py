@@ -55,6 +55,15 @@ class SplitIndex(NamedTuple):
     labels: np.ndarray
     extension: np.ndarray
     extensions: tuple[str, ...]
+    content: mmap.mmap | memoryview
+
+    def release(self) -> None:
+        """Remove the pages that were read from the memory of this process.
+
+        They stay in the page cache of the machine, and are mapped again when they are read again.
+        """
+        if isinstance(self.content, mmap.mmap):
+            self.content.madvise(mmap.MADV_DONTNEED)
 
 
 def index_bytes(num_samples: int) -> int:
@@ -146,6 +155,7 @@ def _read(content: mmap.mmap | memoryview, num_samples: int) -> SplitIndex:
         labels.view("<i4"),
         extension,
         tuple(json.loads(bytes(content[starts[-1] : -4]))),
+        content,
     )
 
 

@@ -46,11 +46,6 @@ def test_every_position_gets_every_sample_about_equally_often() -> None:
     assert chi_square < 81 + 6 * 12.7
 
 
-def test_a_position_outside_an_epoch_raises() -> None:
-    with pytest.raises(ValueError, match="position 5 is not in an epoch of 5"):
-        permuted_index(0, 0, np.array([5]), 5)
-
-
 @given(count=st.integers(0, 1000), world_size=st.integers(1, 50))
 def test_shares_cover_a_batch_once_and_their_sizes_differ_by_at_most_one(
     count: int, world_size: int

@@ -1,7 +1,6 @@
 """Batches contain texts of similar length, skip no text, and are the same on every topology."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +15,9 @@ from data.loading.inputs import pad_tokens
 from data.loading.loader import EvalLoader, TrainLoader
 from data.loading.order import ByLength, Order
 from data.loading.sampling import samples_per_epoch
-from data.shards.mixture import load_manifest, open_mixture
 from data.shards.split import open_split
 from data.text.tokenizer import open_tokenizer
+from tests.data.test_schedules import opened
 
 BATCH = 7
 
@@ -67,17 +66,9 @@ def test_batches_contain_the_tokens_of_the_tokenizer(texts: Path) -> None:
                 assert len(tokens) <= 24
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes in total")
-@pytest.mark.parametrize(("world_size", "workers"), [(2, 0), (3, 1), (1, 3)])
-def test_batches_of_texts_do_not_depend_on_the_topology(
-    texts: Path, world_size: int, workers: int
+def test_a_run_resumed_inside_a_window_on_more_ranks_reads_the_rest_of_the_window(
+    texts: Path,
 ) -> None:
-    start = Cursor(5)
-    many = stream(texts, world_size=world_size, workers=workers, steps=13, cursor=start)
-    assert many == stream(texts, steps=13, cursor=start)
-
-
-def test_a_run_resumed_inside_a_window_reads_the_rest_of_the_window(texts: Path) -> None:
     whole = stream(texts, steps=13, cursor=Cursor(5))
     for stopped in (1, 3, 6):
         rest = stream(
@@ -135,63 +126,27 @@ def test_every_epoch_is_a_permutation_of_the_same_epoch_unsorted(
             assert found == ours[position - epoch * num]
 
 
-@pytest.mark.parametrize("batch", [16])
-@pytest.mark.parametrize("changes", ["sampling", "mixture"])
+@pytest.mark.parametrize("kind", ["sampling", "mixture"])
 def test_sorting_by_length_does_not_change_which_samples_an_epoch_draws(
-    changes: str, batch: int, texts: Path
+    kind: str, texts: Path
 ) -> None:
-    changed: dict[str, Any] = {"sampling": {"power": 0.0, "epoch_samples": 50}}
-    if changes == "mixture":
-        splits = [("train", 2), ("test", 1)]
-        changed = {
-            "mixture": [
-                {"shards": texts / "shards", "split": split, "weight": weight}
-                for split, weight in splits
-            ]
-        }
-    plain, by_length = (
-        samples_of_epochs(
-            DataConfig.model_validate(
-                {**config(texts, batches_by_length=n).model_dump(), **changed}
-            ),
-            batch,
-            1,
-        )
-        for n in (1, 50)
-    )
-    num = plain[0]
-    for epoch in range(3):
-        part = slice(epoch * num, (epoch + 1) * num)
-        assert sorted(plain[1][part]) == sorted(by_length[1][part])
-
-
-def samples_of_epochs(recipe: DataConfig, batch: int, world_size: int) -> tuple[int, list[int]]:
-    """Return the number of samples per epoch, and the samples that the ranks read in three epochs
-    in the order of the stream."""
-    manifest = load_manifest(recipe)
-    opened = (
-        open_mixture(recipe, manifest)
-        if recipe.mixture
-        else open_split(recipe.shards, recipe.train_split)
-    )
-    with opened as split:
-        num = samples_per_epoch(split, recipe)
-        loaders = [
-            TrainLoader(
-                split,
-                recipe,
-                global_batch=batch,
-                rank=rank,
-                world_size=world_size,
-                cursor=Cursor(4),
-            )
-            for rank in range(world_size)
-        ]
-        read: list[int] = []
-        for _ in range(-(-3 * num // batch)):
-            for loader in loaders:
-                read += next(loader).indices.tolist()
-    return num, read
+    sets = [
+        {"shards": texts / "shards", "split": split, "weight": weight}
+        for split, weight in (("train", 2), ("test", 1))
+    ]
+    draws = {"sampling": {"power": 0.0, "epoch_samples": 50}, "mixture": {"mixture": sets}}[kind]
+    found = []
+    for number in (1, 50):
+        settings = {**config(texts, batches_by_length=number).model_dump(), **draws}
+        recipe = DataConfig.model_validate(settings)
+        with opened(recipe) as split:
+            epoch = samples_per_epoch(split, recipe)
+            loader = TrainLoader(split, recipe, global_batch=16, cursor=Cursor(4))
+            batches = [next(loader) for _ in range(-(-3 * epoch // 16))]
+        found.append([index for batch in batches for index in batch.indices.tolist()])
+    plain, by_length = found
+    for part in (slice(number * epoch, (number + 1) * epoch) for number in range(3)):
+        assert sorted(plain[part]) == sorted(by_length[part])
 
 
 def test_evaluation_reads_every_text_once_sorted_by_length(texts: Path) -> None:

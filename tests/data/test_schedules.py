@@ -1,0 +1,84 @@
+"""Random schedules: whatever kills a run and however it resumes, it reads the samples of one rank
+without loader processes.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data.config import DataConfig
+from data.loading.batch import Cursor
+from data.loading.loader import TrainLoader
+from data.shards.mixture import load_manifest, open_mixture
+from data.shards.split import Split, open_split
+
+SCHEDULES = 120
+KINDS = ("images", "texts", "shuffled", "sampled", "mixture")
+
+
+def drawn(kind: str, folders: dict[str, Path], rng: np.random.Generator) -> dict[str, Any]:
+    """Return the settings of a run on one of the kinds of data."""
+    settings: dict[str, Any] = {"image": {"size": 12, "resize": 14}, "shards": folders["images"]}
+    if kind == "texts":
+        lengths = int(rng.integers(1, 7))
+        text = {"tokenizer": str(folders["texts"] / "tokenizer"), "batches_by_length": lengths}
+        settings = {"shards": folders["texts"] / "shards", "text": text}
+    if kind == "shuffled" or (kind == "texts" and rng.random() < 0.5):
+        settings["shuffle_shards"] = int(rng.integers(1, 4))
+    if kind == "sampled":
+        settings["sampling"] = {"power": rng.random(), "epoch_samples": int(rng.integers(9, 99))}
+    if kind == "mixture":
+        sets = ((folders["images"], "train", 1.5), (folders["images"], "test", 1))
+        settings["mixture"] = [
+            dict(zip(("shards", "split", "weight"), s, strict=True)) for s in sets
+        ]
+    return settings
+
+
+def opened(config: DataConfig) -> Split:
+    if config.mixture:
+        return open_mixture(config, load_manifest(config))
+    return open_split(config.shards, config.train_split)
+
+
+def global_batches(
+    config: DataConfig, cursor: Cursor, batch: int, world_size: int, steps: int
+) -> Iterator[list[int]]:
+    """Yield the samples of each global batch, those of rank 0 first."""
+    with ExitStack() as stack:
+        split = stack.enter_context(opened(config))
+        shape = {"global_batch": batch, "world_size": world_size, "cursor": cursor}
+        loaders = [TrainLoader(split, config, rank=rank, **shape) for rank in range(world_size)]
+        for loader in loaders:
+            stack.enter_context(loader)
+        for _ in range(steps):
+            yield [index for loader in loaders for index in next(loader).indices.tolist()]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("number", range(SCHEDULES))
+def test_a_random_schedule_reads_the_batches_of_one_rank(
+    shards: Path, texts: Path, number: int
+) -> None:
+    rng, kind = np.random.default_rng(number), KINDS[number % len(KINDS)]
+    settings = drawn(kind, {"images": shards, "texts": texts}, rng)
+    start, batch = Cursor(int(rng.integers(2**40))), int(rng.integers(1, 24))
+    found: list[list[int]] = []
+    for _ in range(int(rng.integers(2, 6))):  # each run is killed and resumed
+        workers = int(rng.integers(1, 3)) if rng.random() < 0.1 else 0
+        config = DataConfig(**settings, workers=workers)
+        cursor = Cursor(start.seed, len(found) * batch)
+        world_size, steps = int(rng.integers(1, 9)), int(rng.integers(1, 60 // batch + 3))
+        found += global_batches(config, cursor, batch, world_size, steps)
+    config = DataConfig(**settings)
+    assert found == list(global_batches(config, start, batch, 1, len(found)))
+    if not config.is_sampled:
+        with opened(config) as split:
+            size, order = len(split), [index for batch in found for index in batch]
+        for epoch in range(len(order) // size):
+            assert sorted(order[epoch * size : (epoch + 1) * size]) == list(range(size))
