@@ -44,8 +44,10 @@ def check_split(word: str) -> None:
 
 
 def split_in_name(name: str) -> str | None:
-    """Return the split of the first word in a file name or path that names one, such as `dev`."""
-    words = re.findall("[a-z]+", name.lower())
+    """Return the split of the first word in a file name or path that names one, such as `dev` or
+    `TrainImages`.
+    """
+    words = map(str.lower, re.findall("[A-Z]?[a-z]+|[A-Z]+", name))
     return next((SPLIT_OF_WORD[word] for word in words if word in SPLIT_OF_WORD), None)
 
 
