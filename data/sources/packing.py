@@ -59,9 +59,9 @@ class PackedImages:
         try:
             data, extension = packed(read(), short_side=self.target_side, quality=self.quality)
         except OSError as error:
-            if error.errno not in _BAD_PATH:
+            if (problem := _BAD_PATH.get(error.errno or 0)) is None:
                 raise
-            return self.bad_sample(name, _BAD_PATH[error.errno], where=where, fix=fix)
+            return self.bad_sample(name, problem, where=where, fix=fix)
         except ValueError as error:
             return self.bad_sample(name, str(error), where=where, fix=fix)
         return Sample(key, data, extension, label)
