@@ -35,11 +35,34 @@ from data.images.decode import (
 from data.images.jpeg_crop import decode_crop
 
 
-class Crop(FrozenConfig):
-    """A random resized crop (Szegedy et al. 2015) or a shifted center crop (He et al. 2016, section
-    4.2).
+class SizeStage(FrozenConfig):
+    """The size of training images up to a given point in the run."""
+
+    size: int = Field(gt=0, le=4096, description="pixels")
+    until: Interval = Field(description="end of the stage, measured from the start of the run")
+
+
+_Imported = Annotated[SerializeAsAny[CustomAugmentation], BeforeValidator(check_imported)]
+
+
+class AugmentConfig(FrozenConfig):
+    """Augmentations of training images, in the order in which they are applied. `null` and 0
+    disable an augmentation.
+
+    Images are cropped first, with a random resized crop (Szegedy et al. 2015) or a shifted center
+    crop (He et al. 2016, section 4.2). Random draws are keyed by (seed, epoch, sample), never by
+    rank or worker.
     """
 
+    size: int | None = Field(
+        None,
+        gt=0,
+        le=4096,
+        description="side of training images in pixels; null selects image.size",
+    )
+    progressive: tuple[SizeStage, ...] = Field(
+        (), description="earlier stages with different image sizes, in order (progressive resizing)"
+    )
     crop_area: tuple[float, float] | None = Field(
         (0.08, 1.0),
         description="range of the area of a random crop, as fractions of the image; null selects a "
@@ -54,9 +77,18 @@ class Crop(FrozenConfig):
         le=4096,
         description="maximum random shift in pixels in each direction; requires crop_area=null",
     )
+    flip: Flip = Flip(0.5)
+    colour: ColorJitter | None = None
+    grey: Grayscale = Grayscale(0)
+    rand_augment: RandAugment | None = None
+    erase: Erase = Erase(0)
+    custom: tuple[_Imported, ...] = Field(
+        (), description="user-defined augmentations, given by import path and applied in this order"
+    )
+    mix: Mix | None = None
 
     @model_validator(mode="after")
-    def _ranges_are_possible(self) -> "Crop":
+    def _ranges_are_possible(self) -> "AugmentConfig":
         low, high = self.crop_area or (1.0, 1.0)
         if not 0 < low <= high <= 1:
             raise ValueError(
@@ -71,6 +103,11 @@ class Crop(FrozenConfig):
                 "crop_area to null"
             )
         return self
+
+    @property
+    def changes(self) -> list[Augmentation]:
+        """The enabled built-in augmentations of a single image, in order."""
+        return [field for field in vars(self).values() if isinstance(field, Augmentation)]
 
     def box(self, height: int, width: int, rng: np.random.Generator) -> Box:
         """Return a box with random area and shape.
@@ -104,51 +141,6 @@ def resized(image: np.ndarray, size: int) -> np.ndarray:
         image = cv2.resize(whole, (width, height), interpolation=cv2.INTER_AREA)
     drawn = cv2.resize(image, (size, size), interpolation=cv2.INTER_LINEAR)
     return drawn.reshape(size, size, -1)
-
-
-class SizeStage(FrozenConfig):
-    """The size of training images up to a given point in the run."""
-
-    size: int = Field(gt=0, le=4096, description="pixels")
-    until: Interval = Field(description="end of the stage, measured from the start of the run")
-
-
-class _Sizes(FrozenConfig):
-    size: int | None = Field(
-        None,
-        gt=0,
-        le=4096,
-        description="side of training images in pixels; null selects image.size",
-    )
-    progressive: tuple[SizeStage, ...] = Field(
-        (), description="earlier stages with different image sizes, in order (progressive resizing)"
-    )
-
-
-_Imported = Annotated[SerializeAsAny[CustomAugmentation], BeforeValidator(check_imported)]
-
-
-class AugmentConfig(Crop, _Sizes):
-    """Augmentations of training images, in the order in which they are applied. `null` and 0
-    disable an augmentation.
-
-    Random draws are keyed by (seed, epoch, sample), never by rank or worker.
-    """
-
-    flip: Flip = Flip(0.5)
-    colour: ColorJitter | None = None
-    grey: Grayscale = Grayscale(0)
-    rand_augment: RandAugment | None = None
-    erase: Erase = Erase(0)
-    custom: tuple[_Imported, ...] = Field(
-        (), description="user-defined augmentations, given by import path and applied in this order"
-    )
-    mix: Mix | None = None
-
-    @property
-    def changes(self) -> list[Augmentation]:
-        """The enabled built-in augmentations of a single image, in order."""
-        return [field for field in vars(self).values() if isinstance(field, Augmentation)]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from data.images.decode import decode
 from data.images.fonts import font_folder
@@ -55,9 +55,6 @@ def _paste(sheet: Image.Image, split: Split, index: int, left: int, top: int) ->
         draw.line((left, top, left + _TILE, top + _TILE), fill=_FAINT)
         draw.line((left, top + _TILE, left + _TILE, top), fill=_FAINT)
         return "damaged image"
-    scale = _TILE / max(image.size)
-    method = Image.Resampling.BOX if scale > 1 else Image.Resampling.LANCZOS
-    width, height = (max(1, round(side * scale)) for side in image.size)
-    small = image.resize((width, height), method)
-    sheet.paste(small, (left + (_TILE - width) // 2, top + (_TILE - height) // 2))
+    method = Image.Resampling.BOX if max(image.size) < _TILE else Image.Resampling.LANCZOS
+    sheet.paste(ImageOps.pad(image, (_TILE, _TILE), method, _GROUND), (left, top))
     return split.classes[label].name

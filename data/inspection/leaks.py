@@ -19,7 +19,7 @@ from data.shards.manifest import Manifest
 from data.shards.split import open_split
 from data.text.emoji_table import PARTS, ZWJ
 
-MIN_TEXTS = 20
+MIN_TEXTS, _MAX_TEXTS = 20, 100_000
 _MIN_GAIN = 0.02
 _MIN_PART_LIFT = 2.0
 _MIN_PRECISION, _MIN_LIFT = 0.8, 3.0
@@ -47,24 +47,21 @@ class CharacterLeak:
         return f"U+{ord(self.char):04X} {unicodedata.name(self.char, 'without a name')}"
 
 
-def check_leaks(
-    folder: Path | str, *, split: str = "train", limit: int = 100_000
-) -> list[CharacterLeak]:
+def check_leaks(folder: Path | str, *, split: str = "train") -> list[CharacterLeak]:
     """Return the characters of the texts in `folder`, suspects first, then by decreasing gain.
 
-    limit: the maximum number of texts, which are chosen by a fixed permutation.
-
-    The precision of a character is the fraction of the texts with it that belong to its class, and
-    its lift is the precision divided by the frequency of the class. A character is suspicious in
-    three cases: its gain is at least 0.02; it is part of an emoji, and its lift is at least 2; or
-    its precision is at least 80%, and its lift at least 3. Raises ValueError if the shards do not
-    contain texts, or too few.
+    Up to 100,000 texts are read, which are chosen by a fixed permutation. The precision of a
+    character is the fraction of the texts with it that belong to its class, and its lift is the
+    precision divided by the frequency of the class. A character is suspicious in three cases: its
+    gain is at least 0.02; it is part of an emoji, and its lift is at least 2; or its precision is
+    at least 80%, and its lift at least 3. Raises ValueError if the shards do not contain texts, or
+    too few.
     """
     manifest = Manifest.load(folder)
     if manifest.modality != "text":
         raise ValueError(f"{folder} contains images: pass a folder of text shards")
     with open_split(folder, split, manifest=manifest) as opened:
-        num = min(len(opened), limit)
+        num = min(len(opened), _MAX_TEXTS)
         if num < 2 * MIN_TEXTS:
             raise ValueError(
                 f"{folder}: split {split!r} has {num} texts: the leak check requires at least "

@@ -40,7 +40,7 @@ Kind = Literal[
     "label vectors",
     "class list",
 ]
-NAMED_PER_SHARD = 10
+_NAMED_PER_SHARD = 10  # bad samples that are reported on lines of their own
 _DECODING_COST = 20  # time per byte, relative to reading
 # Maps the row of a bad sample to (kind, text that follows the sample's key in the line).
 _Wrong = dict[int, tuple[Kind, str]]
@@ -64,8 +64,7 @@ class _Rules:
     """The properties that the samples of a folder must have.
 
     classes: for tars that kway indexed but did not write, a map from labels to numbers; None if the
-    labels are already numbers. named: the maximum number of samples per shard that are reported on
-    separate lines, or None for no limit. max_bytes: the size at which a download is stopped.
+    labels are already numbers. max_bytes: the size at which a download is stopped.
     """
 
     folder: Path | str
@@ -74,7 +73,6 @@ class _Rules:
     classes: Labels | None
     label_field: str
     decode: bool
-    named: int | None
     max_bytes: int
 
 
@@ -84,17 +82,14 @@ def damages(
     *,
     manifest: Manifest | None = None,
     decode: bool = False,
-    named: int | None = NAMED_PER_SHARD,
     workers: int | None = None,
     ray: str | None = None,
 ) -> Iterator[Damage]:
     """Yield all damage. `report(done, total)` counts samples.
 
     manifest: the manifest of the folder, if it is already loaded. decode: whether to also decode
-    images. named: the maximum number of samples per shard that are reported on separate
-    lines, or None for no limit; the others share one line. workers: the number of processes; None
-    selects one per core if there is enough to read. ray: the address of a Ray cluster to use
-    instead.
+    images. workers: the number of processes; None selects one per core if there is enough to read.
+    ray: the address of a Ray cluster to use instead.
 
     For a URL, each process downloads one shard at a time to a temporary file, and the cache is not
     used. Raises RetriesExhaustedError if the server cannot be reached.
@@ -110,7 +105,6 @@ def damages(
         classes=Labels.of_manifest(manifest) if is_indexed else None,
         label_field=str(about.get("label_field")),
         decode=decode,
-        named=named,
         max_bytes=2 * max(shard.bytes for shard in manifest.shards),
     )
     work = partial(_check, rules)
@@ -199,7 +193,7 @@ def _check_tar(rules: _Rules, shard: ShardInfo, path: Path, name: str) -> list[D
                 f"{shard.sha256[:12]}…{sizes}",
             )
         )
-    return found if index is None else found + _of_samples(rules, path, name, index, wrong)
+    return found if index is None else found + _of_samples(path, name, index, wrong)
 
 
 def _wrong(rules: _Rules, index: ShardIndex, path: Path) -> _Wrong:
@@ -259,14 +253,12 @@ def _of_label(
     return "label", f".{extension} differs from the label in the index, {label}"
 
 
-def _of_samples(
-    rules: _Rules, path: Path, name: str, index: ShardIndex, wrong: _Wrong
-) -> list[Damage]:
-    """Return one `Damage` per bad sample. Those beyond `named` share one."""
+def _of_samples(path: Path, name: str, index: ShardIndex, wrong: _Wrong) -> list[Damage]:
+    """Return one `Damage` per bad sample. Those beyond the tenth share one."""
     found: list[Damage] = []
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        for row in sorted(wrong)[: rules.named]:
+        for row in sorted(wrong)[:_NAMED_PER_SHARD]:
             kind, text = wrong[row]
             try:
                 key = printable(read_key(descriptor, index, row))

@@ -44,8 +44,11 @@ def check_split(word: str) -> None:
 
 
 def split_in_name(name: str) -> str | None:
-    """Return the split of the first word in a file name or path that names one, such as `dev`."""
-    words = re.findall("[a-z]+", name.lower())
+    """Return the split of the first word in a file name or path that names one, such as `dev`;
+    otherwise, of the first part of a word, such as `TrainImages`.
+    """
+    parts = [part.lower() for part in re.findall("[A-Z]?[a-z]+|[A-Z]+", name)]
+    words = re.findall("[a-z]+", name.lower()) + parts
     return next((SPLIT_OF_WORD[word] for word in words if word in SPLIT_OF_WORD), None)
 
 

@@ -24,15 +24,21 @@ from data.processes import over_jobs
 from data.shards.hierarchy import PATH
 from data.shards.split_names import renamed_splits, shard_splits, split_name
 from data.sources.names import spelling_notes
-from data.sources.parquet import PARQUET, ParquetFile
-from data.sources.selection import Batch, Row, Rules, Selected, Task, gather, select
+from data.sources.records import AnyFile, Fields, Record, open_records, text_field
+from data.sources.selection import (
+    FIRST_DAMAGED,
+    Batch,
+    Row,
+    Selected,
+    Task,
+    gather,
+    select,
+)
 from data.sources.source import STRICT, Source
 from data.tars.labels import label_order
-from data.text.records import Fields, Record, RecordFile, open_records, text_field
 
 _CHUNK_BYTES, _CHUNK_ROWS = 8 << 20, 10_000
 
-AnyFile = RecordFile | ParquetFile
 T = TypeVar("T")
 
 
@@ -43,13 +49,19 @@ class FirstPassSource(Source):
 
     work: Path
     report: Report
+    test_fraction: float
     min_count = 1
-    duplicates = across = "keep"  # or "drop", as in `Rules`
+    duplicates = across = "keep"  # or "drop"
     needs_training = True  # a class without training samples is an error, not excluded
 
-    @abstractmethod
+    def rows(self) -> Iterator[Row]:
+        """Yield all rows, unless `batches` does."""
+        raise NotImplementedError
+
     def batches(self) -> Iterator[Batch]:
-        """Yield all rows."""
+        """Yield all rows in batches."""
+        for rows in in_chunks(self.rows(), lambda row: len(row.content)):
+            yield gather(rows, self.test_fraction, Counter())
 
     @abstractmethod
     def where(self, file: int, position: int) -> str:
@@ -81,15 +93,15 @@ class FirstPassSource(Source):
 
     @cached_property
     def _selected(self) -> Selected:
-        rules = Rules(
-            self.choose,
-            self.where,
+        return select(
+            self.work,
+            self.batches(),
+            choose=self.choose,
+            where=self.where,
             drop_duplicates=self.duplicates == "drop",
             drop_across=self.across == "drop",
-            one_label=self.modality == "image",
-            noun=f"{self.modality}s",
+            is_text=self.modality == "text",
         )
-        return select(self.work, self.batches(), rules)
 
     def classes(self) -> tuple[ClassInfo, ...]:
         paths = self._selected.paths
@@ -108,8 +120,13 @@ class FirstPassSource(Source):
 
         Call this after the first pass.
         """
-        notes = self._selected.notes() + renamed_splits(self._selected.splits)
-        return notes + spelling_notes(self._selected.spellings, self._selected.labels)
+        found = self._selected
+        counted = [f"{what}: {count:,}" for what, count in (+found.counts).items()]
+        # Each batch counts its first damaged record.
+        damaged = [what for what in found.counts if what.startswith(FIRST_DAMAGED)][:1]
+        counted = [note for note in counted if not note.startswith(FIRST_DAMAGED)] + damaged
+        spellings = spelling_notes(found.spellings, found.labels)
+        return counted + renamed_splits(found.splits) + spellings
 
     def clean_up(self) -> None:
         """Delete the results of the first pass."""
@@ -210,10 +227,7 @@ class RecordSource(FirstPassSource):
 
     @cached_property
     def _opened(self) -> list[AnyFile]:
-        return [
-            ParquetFile(path) if path.suffix.lower() == PARQUET else open_records(path)
-            for path in self.files
-        ]
+        return [open_records(path) for path in self.files]
 
     def batches(self) -> Iterator[Batch]:
         total = sum(path.stat().st_size for path in self.files)

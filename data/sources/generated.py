@@ -11,7 +11,6 @@ write_shards(samples(), "shards/photos", original=True)
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,10 +23,10 @@ from data.shards.split_names import checked_split
 from data.shards.writing import writer
 from data.shards.writing.output import OutputFolder
 from data.skipped import Skipped
-from data.sources.first_pass import FirstPassSource, in_chunks, work_folder
+from data.sources.first_pass import FirstPassSource, work_folder
 from data.sources.names import class_name
 from data.sources.packing import PackedImages
-from data.sources.selection import Batch, Row, Task, gather
+from data.sources.selection import Row, Task
 from data.sources.source import STRICT, Modality, Sample
 
 
@@ -112,14 +111,10 @@ class _Generated(PackedImages, FirstPassSource):
             task.key, task.label, lambda: task.content, name=name, where=name, fix=fix
         )
 
-    def batches(self) -> Iterator[Batch]:
-        for rows in in_chunks(self._rows(), lambda row: len(row.content)):
-            yield gather(rows, self.test_fraction, Counter())
-
     def where(self, file: int, position: int) -> str:
         return f"sample {position}"
 
-    def _rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[Row]:
         kind = str if self.modality == "text" else bytes
         for number, one in enumerate(self.samples):
             content, label, split, path = LabeledSample(*one)

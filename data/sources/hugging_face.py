@@ -21,12 +21,12 @@ from data.option import Argument, Supplied
 from data.shards.manifest import SourceInfo
 from data.shards.split_names import SPLIT_OF_WORD, split_name
 from data.skipped import Skipped
-from data.sources.first_pass import FirstPassSource, in_chunks
+from data.sources.first_pass import FirstPassSource
 from data.sources.names import class_name
 from data.sources.packing import PackedImages
-from data.sources.selection import Batch, Row, Task, gather
+from data.sources.records import digest
+from data.sources.selection import Row, Task
 from data.sources.source import STRICT, Modality, Sample
-from data.text.records import digest
 
 _BUILDERS = {".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", ".jsonl": "json"}
 
@@ -137,11 +137,7 @@ class HuggingFace(PackedImages, FirstPassSource):
             if None in labels
         ]
 
-    def batches(self) -> Iterator[Batch]:
-        for rows in in_chunks(self._labeled_rows(), lambda row: len(row.content)):
-            yield gather(rows, self.test_fraction, Counter())
-
-    def _labeled_rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[Row]:
         for file, (split, labels) in enumerate(self._labels.items()):
             given = split_name(split) if len(self._used) > 1 else None
             key = split.replace(".", "_")  # a dot would begin the extension of the file

@@ -145,10 +145,6 @@ class ImageFolder(PackedImages, Source):
             task.key, task.label, path.read_bytes, name=task.path, where=path, fix=fix
         )
 
-    @property
-    def origin(self) -> Path:
-        return self.folder
-
     def announcement(self) -> str | None:
         if self._split_folders or not self.test_fraction:
             return None

@@ -124,10 +124,6 @@ class ImageNet(PackedImages, Source):
             fix="download it again, or pass --skip-bad",
         )
 
-    @property
-    def origin(self) -> Path:
-        return self.folder
-
     def notes(self) -> list[str]:
         """Return one line for each item that is missing or skipped without an error."""
         notes = []

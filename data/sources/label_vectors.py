@@ -14,9 +14,9 @@ import numpy as np
 from data.classes.class_list import ClassInfo
 from data.shards.manifest import SourceInfo
 from data.skipped import Skipped
+from data.sources.records import digest
 from data.sources.source import Modality, Sample, Source
 from data.text.emoji_classes import emoji_spellings
-from data.text.records import digest
 
 # (file, names) -> (vectors for the names found, float32 [N, D]; names without a vector).
 Find = Callable[[Path, Sequence[str]], tuple[np.ndarray, list[str]]]

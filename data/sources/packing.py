@@ -3,6 +3,7 @@
 All image sources use this module. `data/images/decode.py` decodes images and enforces the limits.
 """
 
+import errno
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 
@@ -17,6 +18,10 @@ from data.skipped import Skipped
 from data.sources.source import STRICT, Sample
 
 _PNG = [cv2.IMWRITE_PNG_COMPRESSION, 6]
+_BAD_PATH = {
+    errno.ENOENT: "the file does not exist",
+    errno.ENAMETOOLONG: "the name of the file is too long",
+}
 # A tar header stores names of up to 100 bytes, and the extension needs some of them.
 _MAX_KEY_BYTES = 90
 
@@ -53,8 +58,10 @@ class PackedImages:
         """Pack the image file that `read` returns. A bad one is a `bad_sample`."""
         try:
             data, extension = packed(read(), short_side=self.target_side, quality=self.quality)
-        except FileNotFoundError:
-            return self.bad_sample(name, "the file does not exist", where=where, fix=fix)
+        except OSError as error:
+            if (problem := _BAD_PATH.get(error.errno or 0)) is None:
+                raise
+            return self.bad_sample(name, problem, where=where, fix=fix)
         except ValueError as error:
             return self.bad_sample(name, str(error), where=where, fix=fix)
         return Sample(key, data, extension, label)

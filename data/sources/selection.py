@@ -9,7 +9,7 @@ are considered identical: the probability of a collision among 5e9 different tex
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
 from typing import Any, NamedTuple
@@ -81,26 +81,6 @@ class Task(NamedTuple):
     label: int
 
 
-@dataclass(frozen=True)
-class Rules:
-    """Rules that turn rows into tasks.
-
-    choose: a function that receives, for each label, the number of samples and the number of
-    training samples, and returns the labels that become classes, in order. where: a function that
-    describes a file and a position for errors. drop_duplicates: whether to keep only the first of
-    several rows with the same content, label and split. drop_across: whether to remove training
-    rows whose content also occurs in another split. one_label: whether rows with the same content
-    must have the same label. noun: the plural of a sample, for counts.
-    """
-
-    choose: Callable[[Counter[str], Counter[str]], list[str]]
-    where: Callable[[int, int], str]
-    drop_duplicates: bool = False
-    drop_across: bool = False
-    one_label: bool = False
-    noun: str = "texts"
-
-
 @dataclass
 class Selected:
     """The result of the first pass. splits: the tasks of the splits that have samples. spellings:
@@ -110,19 +90,9 @@ class Selected:
 
     labels: list[str]
     splits: dict[str, "Tasks"]
-    spellings: dict[str, list[str]] = field(default_factory=dict)
-    paths: dict[str, str] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
-
-    def notes(self) -> list[str]:
-        """Return one line for each nonzero count, and one with the first damaged record."""
-        damaged = [what for what in self.counts if what.startswith(FIRST_DAMAGED)]
-        counted = [
-            f"{what}: {count:,}"
-            for what, count in self.counts.items()
-            if count and what not in damaged
-        ]
-        return counted + damaged[:1]
+    spellings: dict[str, list[str]]
+    paths: dict[str, str]
+    counts: Counter[str]
 
 
 class Tasks(Sequence[Task]):
@@ -184,8 +154,24 @@ def _content_hash(content: bytes) -> tuple[int, int]:
     return int.from_bytes(whole[:8]), int.from_bytes(whole[8:])
 
 
-def select(folder: Path, batches: Iterable[Batch], rules: Rules) -> Selected:
+def select(
+    folder: Path,
+    batches: Iterable[Batch],
+    *,
+    choose: Callable[[Counter[str], Counter[str]], list[str]],
+    where: Callable[[int, int], str],
+    drop_duplicates: bool,
+    drop_across: bool,
+    is_text: bool,
+) -> Selected:
     """Run the first pass. The tasks are in `folder`, which the caller deletes.
+
+    choose: a function that receives, for each label, the number of samples and the number of
+    training samples, and returns the labels that become classes, in order. where: a function that
+    describes a file and a position for errors. drop_duplicates: whether to keep only the first of
+    several rows with the same content, label and split. drop_across: whether to remove training
+    rows whose content also occurs in another split. is_text: whether rows with the same content
+    may have different labels.
 
     A folder that a killed command left behind is replaced. Raises ValueError for an unrelated
     folder, for rows that break a rule, and if no classes remain.
@@ -206,24 +192,38 @@ def select(folder: Path, batches: Iterable[Batch], rules: Rules) -> Selected:
     }
     with duckdb.connect(str(folder / "rows.duckdb"), config=config) as rows:
         counts = _store(rows, batches, folder / _CONTENTS)
-        if rules.one_label:
-            _check_one_label(rows, rules)
-        _drop_duplicates(rows, rules, counts)
-        samples, trained = Counter[str](), Counter[str]()
-        for label, number, in_train in rows.execute(
-            "SELECT label, count(*), count(*) FILTER (split = 'train') FROM kept"
-            " GROUP BY label ORDER BY label"
-        ).fetchall():
-            samples[label], trained[label] = number, in_train
-        labels = rules.choose(samples, +trained)
-        if excluded := samples.total() - sum(samples[name] for name in labels):
-            counts["samples of excluded classes"] = excluded
+        if not is_text:
+            _check_one_label(rows, where)
         spellings = rows.execute(
             "SELECT label, list_sort(list(DISTINCT spelling)) FROM rows GROUP BY label"
             " HAVING count(DISTINCT spelling) > 1 ORDER BY label"
         ).fetchall()
+        duplicates = _find(
+            rows,
+            "rowid IN (SELECT rowid FROM rows QUALIFY row_number() OVER"
+            " (PARTITION BY high, low, label, split ORDER BY file, position) > 1)",
+            drop=drop_duplicates,
+        )
+        across = _find(
+            rows,
+            "split = 'train' AND EXISTS (SELECT 1 FROM rows AS other WHERE other.high = rows.high"
+            " AND other.low = rows.low AND other.split != 'train')",
+            drop=drop_across,
+        )
+        noun, done = "texts" if is_text else "images", {True: "dropped", False: "kept"}
+        counts[f"duplicates {done[drop_duplicates]}"] += duplicates
+        counts[f"training {noun} that also occur in another split, {done[drop_across]}"] += across
+        samples, trained = Counter[str](), Counter[str]()
+        for label, number, in_train in rows.execute(
+            "SELECT label, count(*), count(*) FILTER (split = 'train') FROM rows"
+            " GROUP BY label ORDER BY label"
+        ).fetchall():
+            samples[label], trained[label] = number, in_train
+        labels = choose(samples, +trained)
+        if excluded := samples.total() - sum(samples[name] for name in labels):
+            counts["samples of excluded classes"] = excluded
         splits = _write_tasks(rows, labels, folder)
-        return Selected(labels, splits, dict(spellings), _paths(rows), dict(counts))
+        return Selected(labels, splits, dict(spellings), _paths(rows), counts)
 
 
 def _store(rows: duckdb.DuckDBPyConnection, batches: Iterable[Batch], path: Path) -> Counter[str]:
@@ -244,7 +244,7 @@ def _store(rows: duckdb.DuckDBPyConnection, batches: Iterable[Batch], path: Path
     return counts
 
 
-def _check_one_label(rows: duckdb.DuckDBPyConnection, rules: Rules) -> None:
+def _check_one_label(rows: duckdb.DuckDBPyConnection, where: Callable[[int, int], str]) -> None:
     """Raise ValueError with the first rows that have the same content and different labels."""
     found = rows.execute(
         "SELECT high, low FROM rows GROUP BY high, low HAVING min(label) != max(label)"
@@ -259,37 +259,15 @@ def _check_one_label(rows: duckdb.DuckDBPyConnection, rules: Rules) -> None:
         list(found),
     ).fetchall()
     raise ValueError(
-        f"{rules.where(*one)} and {rules.where(*other)}: the same image has the labels "
+        f"{where(*one)} and {where(*other)}: the same image has the labels "
         f"{shown(label)} and {shown(other_label)}: remove one of them"
     )
 
 
-def _drop_duplicates(rows: duckdb.DuckDBPyConnection, rules: Rules, counts: Counter[str]) -> None:
-    """Create the table `kept`. Count duplicates, and training rows that occur in another split."""
-
-    def number(query: str) -> int:
-        return int(rows.execute(query).fetchall()[0][0])
-
-    distinct = number("SELECT count(*) FROM (SELECT DISTINCT high, low, label, split FROM rows)")
-    duplicates = number("SELECT count(*) FROM rows") - distinct
-    counts["duplicates dropped" if rules.drop_duplicates else "duplicates kept"] += duplicates
-    first = (
-        "QUALIFY row_number() OVER (PARTITION BY high, low, label, split"
-        " ORDER BY file, position) = 1"
-    )
-    rows.execute(
-        f"CREATE TEMP TABLE kept AS SELECT * FROM rows {first if rules.drop_duplicates else ''}"
-    )
-    across = (
-        "split = 'train' AND EXISTS (SELECT 1 FROM kept AS other WHERE other.high = kept.high"
-        " AND other.low = kept.low AND other.split != 'train')"
-    )
-    what = "dropped" if rules.drop_across else "kept"
-    counts[f"training {rules.noun} that also occur in another split, {what}"] += number(
-        f"SELECT count(*) FROM kept WHERE {across}"
-    )
-    if rules.drop_across:
-        rows.execute(f"DELETE FROM kept WHERE {across}")
+def _find(rows: duckdb.DuckDBPyConnection, condition: str, *, drop: bool) -> int:
+    """Return the number of rows that fulfill a condition, and optionally delete them."""
+    action = "DELETE" if drop else "SELECT count(*)"
+    return int(rows.execute(f"{action} FROM rows WHERE {condition}").fetchall()[0][0])
 
 
 def _write_tasks(
@@ -298,12 +276,12 @@ def _write_tasks(
     """Write the tasks of each split that has some, in the order of their hashes."""
     classes = {"label": np.array(labels, object), "number": np.arange(len(labels))}  # noqa: F841
     rows.execute("CREATE TEMP TABLE classes AS SELECT * FROM classes")
-    given = [name for (name,) in rows.execute("SELECT DISTINCT split FROM kept").fetchall()]
+    given = [name for (name,) in rows.execute("SELECT DISTINCT split FROM rows").fetchall()]
     contents = np.memmap(folder / _CONTENTS, np.uint8, "r")
     tasks = {}
     for split in [TRAIN, TEST, *sorted(set(given) - {TRAIN, TEST})]:
         rows.execute(
-            "SELECT start, size, key_size, number FROM kept JOIN classes USING (label)"
+            "SELECT start, size, key_size, number FROM rows JOIN classes USING (label)"
             " WHERE split = ? ORDER BY high, low, label, file, position",
             [split],
         )
@@ -321,7 +299,7 @@ def _paths(rows: duckdb.DuckDBPyConnection) -> dict[str, str]:
     names.
     """
     found = rows.execute(
-        "SELECT label, min(path), max(path) FROM kept GROUP BY label HAVING max(path) != ''"
+        "SELECT label, min(path), max(path) FROM rows GROUP BY label HAVING max(path) != ''"
         " ORDER BY label"
     ).fetchall()
     for label, one, other in found:

@@ -1,4 +1,4 @@
-"""The interface of sources, which the shard writer and `kway shard` use, and parallel rendering.
+"""The interface of sources, which the shard writer and `kway shard` use.
 
 A source is pickled once per worker process. Keep its state small, and open files only when they are
 needed.
@@ -7,7 +7,6 @@ needed.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -21,8 +20,6 @@ from data.skipped import Skipped
 # created. Arbitrary types are allowed because a callback is a field.
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
 Modality = Literal["image", "text"]
-_TASKS_AT_ONCE = 64
-_TASKS_PER_WORKER = 2_000  # for fewer tasks, starting a process is not worthwhile
 
 
 @dataclass(frozen=True)
@@ -56,11 +53,6 @@ class Source(ABC):
     held_out: ClassVar[str]
     reads_first: ClassVar[bool] = False
     compares_splits: ClassVar[bool] = False
-
-    @property
-    def origin(self) -> Path | None:
-        """The file or folder that notes refer to."""
-        return None
 
     @abstractmethod
     def describe(self) -> SourceInfo:

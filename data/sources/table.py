@@ -1,7 +1,6 @@
 """Tables with a column of texts, image paths or images, and a column of labels."""
 
 import ast
-import json
 import os
 import re
 from collections import Counter, defaultdict
@@ -21,18 +20,24 @@ from data.messages import shown
 from data.option import Option
 from data.shards.manifest import SourceInfo
 from data.skipped import Skipped
-from data.sources.first_pass import AnyFile, RecordSource
+from data.sources.first_pass import RecordSource
 from data.sources.image_files import is_image_name
 from data.sources.names import class_name
 from data.sources.packing import PackedImages
-from data.sources.parquet import ParquetFile
+from data.sources.records import (
+    AnyFile,
+    Fields,
+    ParquetFile,
+    Record,
+    digest,
+    field_value,
+    text_field,
+)
 from data.sources.selection import Row, Task
 from data.sources.source import STRICT, Modality, Sample
-from data.text.records import Fields, Record, digest, field_value, text_field
 
 _IMAGE_OPTIONS = {"images", *(field.name for field in fields(PackedImages))}
 _URLS = ("http://", "https://", "s3://", "gs://")
-_MAX_NAME_BYTES = 255  # of a file name, in common file systems
 _SEPARATORS = "|;,"
 
 
@@ -92,6 +97,10 @@ class Table(PackedImages, RecordSource):
                     f"{one.path}: the labels in column {self.label!r} are numbers with names that "
                     f"the datasets library stored: use kway shard hf {one.path}"
                 )
+
+    @property
+    def compares_splits(self) -> bool:  # type: ignore[override]
+        return self.image is not None  # paths are compared, but not the files
 
     @property
     def modality(self) -> Modality:  # type: ignore[override]
@@ -192,7 +201,7 @@ class Table(PackedImages, RecordSource):
         """Return the path of an image relative to the folder of the images.
 
         A path without the extension of an image is searched in the folder. Raises ValueError if
-        there are two candidates, and for a path outside the folder or with a name that is too long.
+        there are two candidates, and for a path outside the folder.
         """
         name = text.strip()
         if name.lower().startswith(_URLS):
@@ -201,10 +210,10 @@ class Table(PackedImages, RecordSource):
                 "the images as --images, or fetch them and pass the column that contains them"
             )
         name = os.path.normpath(name)
-        if os.path.isabs(name) or name.split(os.sep)[0] == os.pardir:
+        if os.path.isabs(name):
+            name = os.path.relpath(name, self._root)
+        if name.split(os.sep)[0] == os.pardir:
             raise ValueError(f"has {shown(text)}, which is outside {self._root}: pass --images")
-        if max(len(os.fsencode(part)) for part in name.split(os.sep)) > _MAX_NAME_BYTES:
-            raise ValueError(f"has {shown(text)}, which is too long for a file name: shorten it")
         if is_image_name(name):
             return name
         folder, _, stem = name.rpartition("/")
@@ -257,16 +266,14 @@ _ONE_LABEL = "a table needs one label per row; write one of them, or one row per
 
 
 def _is_list(label: str) -> bool:
-    """Return whether a cell is a list of Python, JSON or numpy, such as `['a', 'b']` or `[1 2]`."""
+    """Return whether a cell is a list, such as `['a', 'b']`, `[a, b]` or `[1 2]`."""
     text = label.strip()
     if text[:1] not in ("[", "{", "("):
         return False
-    for parse in (ast.literal_eval, json.loads):
-        try:
-            return isinstance(parse(text), list | tuple | set | dict)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            continue
-    return re.fullmatch(r"\[[\d.\s]+\]", text) is not None
+    try:
+        return isinstance(ast.literal_eval(text), list | tuple | set | dict)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return re.fullmatch(r"\[[\d.\s]+\]|\[.*,.*\]|\{.*,.*\}", text, re.DOTALL) is not None
 
 
 def _joins(label: str, labels: Collection[str]) -> bool:

@@ -16,14 +16,14 @@ from data.classes.class_list import ClassInfo
 from data.messages import one_line
 from data.option import Option
 from data.shards.manifest import SourceInfo
-from data.sources.first_pass import AnyFile, RecordSource
+from data.sources.first_pass import RecordSource
 from data.sources.names import class_name
+from data.sources.records import AnyFile, Fields, Record, digest, text_field
 from data.sources.selection import DAMAGED, FIRST_DAMAGED, Row, Task
 from data.sources.source import STRICT, Sample
 from data.text.cleaning import clean, is_retweet
 from data.text.emoji_classes import emoji_classes, emoji_vectors
 from data.text.emoji_table import find_emoji, fold
-from data.text.records import Fields, Record, digest, text_field
 
 # In Twitter's native JSON, the `text` of a long tweet is truncated.
 _TEXT_NAMES = ("extended_tweet.full_text", "full_text", "text", "tweet")

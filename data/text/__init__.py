@@ -1,1 +1,1 @@
-"""Text processing: emoji, masking of user names and URLs, record files, and tokenization."""
+"""Text processing: emoji, masking of user names and URLs, and tokenization."""

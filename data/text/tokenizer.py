@@ -22,7 +22,6 @@ from data.messages import kway_command, one_line
 Side = Literal["left", "right"]
 
 TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
-_MAX_BYTES = 200 * 2**20
 _ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 # For these classes, transformers uses tokenizer.json unchanged. For other classes, it rebuilds
 # parts of the tokenizer.
@@ -192,8 +191,8 @@ def open_tokenizer(name: str, *, max_length: int) -> Tokenizer:
     """Open the tokenizer in folder `name`, or `hub:NAME`.
 
     Texts are truncated to `max_length` tokens. Without `hub:`, the hub is not contacted. Raises
-    FileNotFoundError if the folder does not exist, ValueError if it is damaged, too large or not a
-    fast tokenizer, and the errors of `Tokenizer.of`.
+    FileNotFoundError if the folder does not exist, ValueError if it is damaged or not a fast
+    tokenizer, and the errors of `Tokenizer.of`.
     """
     folder = Path(name)
     if name.startswith(HUB):
@@ -208,12 +207,6 @@ def open_tokenizer(name: str, *, max_length: int) -> Tokenizer:
             "tokenizer on the hub"
         )
     else:
-        file = folder / TOKENIZER_FILE
-        if file.is_file() and file.stat().st_size > _MAX_BYTES:
-            raise ValueError(
-                f"{file} has {file.stat().st_size:,} bytes, over the limit of {_MAX_BYTES:,}: "
-                "choose another tokenizer"
-            )
         opened = _of_files(folder) or _of_transformers(name, name=name)
     backend, roles, side = opened
     return Tokenizer.of(backend, roles, max_length=max_length, name=name, truncation_side=side)

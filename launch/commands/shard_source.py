@@ -89,7 +89,7 @@ def _shard(
             print(printable(line), file=sys.stderr)
         with_vectors = None if vectors is None else WithLabelVectors(source, vectors, _find)
         if not source.reads_first:
-            _print_notes(f"{source.origin}: {note}" for note in source.notes())
+            _print_notes(source.notes())
             if with_vectors is not None:
                 with_vectors.label_vectors()  # report a bad file before writing anything
         explained = (

@@ -37,26 +37,12 @@ def png(
     )
 
 
-def apng(side: int, frames: int) -> bytes:
-    """Return an animated PNG of `frames` gray squares."""
-    control = struct.pack(">IIIIIHHBB", 0, side, side, 0, 0, 1, 10, 0, 0)
-    data = zlib.compress((b"\0" + b"\x80" * side) * side)
-    parts = [chunk(b"acTL", struct.pack(">II", frames, 0)), chunk(b"fcTL", control)]
-    parts.append(chunk(b"IDAT", data))
-    for index in range(1, frames):
-        parts.append(chunk(b"fcTL", struct.pack(">I", 2 * index - 1) + control[4:]))
-        parts.append(chunk(b"fdAT", struct.pack(">I", 2 * index) + data))
-    header = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + b"".join(parts) + chunk(b"IEND", b"")
-
-
-def gif(screen: tuple[int, int], frame: tuple[int, int], frames: int = 1) -> bytes:
-    """Return a GIF whose frames may differ in size from its logical screen. Each frame has data for
-    a single pixel.
+def gif(screen: tuple[int, int], frame: tuple[int, int]) -> bytes:
+    """Return a GIF whose frame may differ in size from its logical screen. The frame has data for a
+    single pixel.
     """
     head = b"GIF89a" + struct.pack("<HHBBB", *screen, 0x80, 0, 0) + b"\0\0\0\xff\xff\xff"
-    one = b"," + struct.pack("<HHHHB", 0, 0, *frame, 0) + b"\x02\x02\x44\x01\x00"
-    return head + one * frames + b";"
+    return head + b"," + struct.pack("<HHHHB", 0, 0, *frame, 0) + b"\x02\x02\x44\x01\x00;"
 
 
 def webp_canvas(width: int, height: int) -> bytes:
@@ -67,11 +53,11 @@ def webp_canvas(width: int, height: int) -> bytes:
     return b"RIFF" + struct.pack("<I", len(body)) + body
 
 
-def bmp(width: int, height: int, *, bits: int = 24, packed: int = 0, data: bytes = b"") -> bytes:
-    header = struct.pack("<IiiHHIIiiII", 40, width, height, 1, bits, packed, len(data), 0, 0, 0, 0)
-    palette = b"\0\0\0\0\xff\xff\xff\0" * (0 if bits > 8 else 2 ** (bits - 1))
-    start = 14 + len(header) + len(palette)
-    return b"BM" + struct.pack("<IHHI", start + len(data), 0, 0, start) + header + palette + data
+def bmp(width: int, height: int) -> bytes:
+    """Return a BMP without pixels."""
+    header = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 24, 0, 0, 0, 0, 0, 0)
+    start = 14 + len(header)
+    return b"BM" + struct.pack("<IHHI", start, 0, 0, start) + header
 
 
 def jpeg_segment(marker: int, data: bytes) -> bytes:

@@ -120,14 +120,6 @@ def test_a_truncated_tar_raises_an_error_that_names_the_tar_and_the_member(tars:
     assert message.endswith("download the tar again")
 
 
-def test_a_tar_truncated_between_members_raises(tars: Path) -> None:
-    """Python's tarfile would read it to the end without an error."""
-    path = tars / VAL_TAR
-    content = path.read_bytes()
-    path.write_bytes(content[: content.index(b"ILSVRC2012_val_00000004")])
-    assert "the zero blocks at the end are missing" in error_of(tars)
-
-
 def test_a_damaged_header_in_an_inner_tar_raises_an_error_that_names_both_tars(tars: Path) -> None:
     path = tars / TRAIN_TAR
     content = path.read_bytes()

@@ -4,12 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest
-from launch.commands.shard import app
-from tests.data.conftest import write_image
+from tests.data.conftest import kway_shard, write_image
 
 ZWJ = "\u200d"
 
@@ -28,10 +26,6 @@ def tweets(folder: Path, *texts: str) -> Path:
     return folder / "a.txt"
 
 
-def shard(*arguments: object):
-    return CliRunner().invoke(app, [*map(str, arguments), "--workers", "0"])
-
-
 def vectors(folder: Path) -> dict[str, list[float]]:
     manifest = Manifest.load(folder)
     rows = load_label_vectors(folder, manifest).tolist()
@@ -44,7 +38,7 @@ def test_vectors_of_emoji_are_found_for_any_variation_tone_or_sequence(
     file = word2vec(tmp_path / "e.bin", {"❤️": [1, 0], "☀": [0, 1], "🤷": [3, 3], "👍": [5, 5]})
     texts = ("a ❤", "b ☀️", f"c 🤷🏽{ZWJ}♀️", "d 👍🏿", "e 🔥")
     options = ("-o", tmp_path / "out", "--vectors", file, "--test-fraction", 0)
-    done = shard("tweets", tweets(tmp_path, *texts), *options)
+    done = kway_shard("tweets", tweets(tmp_path, *texts), *options)
     assert done.exit_code == 0, done.output
     assert vectors(tmp_path / "out") == {
         "red heart": [1, 0],
@@ -72,7 +66,7 @@ def test_unreadable_vectors_raise_and_no_shards_are_written(
     if content is not None:
         (tmp_path / "v.bin").write_bytes(content)
     options = ("-o", tmp_path / "out", "--vectors", tmp_path / "v.bin", "--test-fraction", 0)
-    done = shard("tweets", tweets(tmp_path, "a 🔥", "b 🎉"), *options)
+    done = kway_shard("tweets", tweets(tmp_path, "a 🔥", "b 🎉"), *options)
     assert message in str(done.exception)
     assert not (tmp_path / "out" / "manifest.json").exists()
 
@@ -85,7 +79,7 @@ def test_class_folders_are_matched_by_name_and_changed_vectors_need_another_fold
     file = tmp_path / "glove.txt"
     file.write_text("red 1 0\nfox 3 2\nokapi 0 5\n")
     arguments = ("imagefolder", tmp_path / "in", "-o", tmp_path / "out", "--test-fraction", 0)
-    assert shard(*arguments, "--vectors", file).exit_code == 0
+    assert kway_shard(*arguments, "--vectors", file).exit_code == 0
     assert vectors(tmp_path / "out") == {"red_fox": [2, 1], "okapi": [0, 5]}
     file.write_text("red 1 0\nfox 3 2\nokapi 0 6\n")
-    assert "choose another folder" in str(shard(*arguments, "--vectors", file).exception)
+    assert "choose another folder" in str(kway_shard(*arguments, "--vectors", file).exception)

@@ -4,12 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from data.inspection.leaks import CharacterLeak, check_leaks
 from data.shards.writing.writer import write_shards
 from data.sources import Table
-from launch.commands.shard import app
+from tests.data.conftest import kway_shard
 
 WORDS = (
     *("the", "a", "sun", "sea", "night", "home", "work", "love", "fire", "rain"),
@@ -85,16 +84,13 @@ def test_a_part_of_an_emoji_is_suspicious_at_a_lower_lift(tmp_path: Path) -> Non
 
 
 def test_the_check_command_exits_with_2_only_with_strict(leaking: Path, sound: Path) -> None:
-    def kway(*arguments: object):
-        return CliRunner().invoke(app, ["check", *map(str, arguments)])
-
-    loose = kway(leaking)
+    loose = kway_shard("check", leaking)
     assert loose.exit_code == 0
     assert "suspect: U+FE0F VARIATION SELECTOR-16" in loose.stdout
-    strict = kway(leaking, "--strict")
+    strict = kway_shard("check", leaking, "--strict")
     assert strict.exit_code == 2
     assert "U+FE0F" in strict.stderr
-    clean = kway(sound, "--strict")
+    clean = kway_shard("check", sound, "--strict")
     assert clean.exit_code == 0
     assert "duplicates: train: " in clean.stdout
     assert "no character leaks the label" in clean.stdout

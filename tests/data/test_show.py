@@ -5,19 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from typer.testing import CliRunner, Result
 
 from data.inspection.contact_sheet import contact_sheet
 from data.inspection.contents import examples
 from data.shards.split import open_split
 from data.tars.indexing import index_shards
-from launch.commands.shard import app
 from launch.terminal import table_cell
+from tests.data.conftest import kway_shard
 from tests.data.foreign_tars import planted_shards, png, write_tar
-
-
-def kway_shard(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 @pytest.fixture(scope="module")

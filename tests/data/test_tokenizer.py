@@ -245,13 +245,6 @@ def test_a_max_length_that_only_fits_special_tokens_raises(folder: Path) -> None
     assert len(open_tokenizer(str(folder), max_length=3).encode(["arrow up"])[0]) == 3
 
 
-def test_an_oversized_file_raises_before_it_is_read(copy: Path) -> None:
-    with (copy / "tokenizer.json").open("r+b") as file:
-        file.truncate(201 * 2**20)
-    with pytest.raises(ValueError, match="bytes, over the limit of 209,715,200"):
-        open_tokenizer(str(copy), max_length=6)
-
-
 # ---------------------------------------------------------------------------- training
 
 

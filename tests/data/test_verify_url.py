@@ -5,14 +5,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from data.inspection.verify import Damage, damages
 from data.retry import RetriesExhaustedError
 from data.shards.index import index_path
 from data.shards.manifest import Manifest
-from launch.commands.shard import app
-from tests.data.conftest import open_index
+from tests.data.conftest import kway_shard, open_index
 from tests.data.file_server import FileServer, serving
 from tests.shards import glyph_shards
 
@@ -125,11 +123,11 @@ def test_a_download_ends_at_the_limit_and_the_shard_is_reported(
 def test_the_command_verifies_a_url_and_exits_with_2_if_a_shard_is_missing(
     copy: Path, server: FileServer
 ) -> None:
-    done = CliRunner().invoke(app, ["verify", server.url])
+    done = kway_shard("verify", server.url)
     assert done.exit_code == 0
     assert f"{server.url} is intact: " in done.stdout
     (copy / FIRST).unlink()
-    done = CliRunner().invoke(app, ["verify", server.url])
+    done = kway_shard("verify", server.url)
     assert done.exit_code == 2
     assert f"damaged: {server.url}/{FIRST} is missing: 10 samples are lost" in done.stderr
     assert "upload it again" in done.stderr

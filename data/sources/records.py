@@ -1,18 +1,23 @@
-"""Reads the records of JSONL, CSV, TSV and line-based text files.
+"""Reads the records of JSONL, CSV, TSV and line-based text files, and the rows of Parquet tables.
 
-A record is identified by its offset. TSV has no quoting, as its media type specifies, so each line
-is a record. CSV is quoted as in RFC 4180, and quoted cells may span several lines.
+A record of a text file is identified by its offset. TSV has no quoting, as its media type
+specifies, so each line is a record. CSV is quoted as in RFC 4180, and quoted cells may span several
+lines. DuckDB reads Parquet.
 """
 
 import csv
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from data.messages import shown
+import duckdb
+
+from data.messages import one_line, shown
 
 Kind = Literal["jsonl", "csv", "tsv", "lines"]
 
@@ -29,6 +34,11 @@ _MAX_RECORD_BYTES = 4 << 20
 _DIGEST_BLOCKS = 16
 csv.field_size_limit(_MAX_RECORD_BYTES)  # the default is 128 KiB, and a record may be one cell
 _DIGEST_BLOCK_BYTES = 1 << 16
+_PARQUET = ".parquet"
+_AT_ONCE = 256  # rows; images make a row large
+_ROW = "file_row_number"
+# The columns of a file only. DuckDB would add columns for folders such as `label=cat`.
+_FILE = "read_parquet(?, hive_partitioning = false, file_row_number = {})"
 
 Fields = dict[str, Any]
 
@@ -73,8 +83,8 @@ class RecordFile:
         text = text.removeprefix("\ufeff")
         try:
             fields = {_TEXT_OF_LINES: text} if self.kind == "lines" else json.loads(text)
-        except RecursionError as error:
-            raise ValueError("is nested too deeply") from error
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"is not JSON on one line ({one_line(error, 60)})") from error
         if not isinstance(fields, dict):
             raise ValueError("is not a JSON object")
         return fields
@@ -136,16 +146,87 @@ class RecordFile:
             ) from error
 
 
-def open_records(path: Path) -> RecordFile:
+class ParquetFile:
+    """A table with the methods of a `RecordFile`. A row is identified by its number, from 0.
+
+    Raises ValueError if the file is not Parquet or has a column whose name DuckDB reserves.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if _ROW in self.columns:
+            raise ValueError(
+                f"{path} has a column {_ROW}, which DuckDB reserves: rename the column"
+            )
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        found = _query(self.path, f"DESCRIBE SELECT * FROM {_FILE.format(False)}")
+        return tuple(name for name, *_ in found)
+
+    def has_class_names(self, column: str) -> bool:
+        """Return whether the datasets library has stored names for the numbers in a column."""
+        query = "SELECT value FROM parquet_kv_metadata(?) WHERE decode(key) = 'huggingface'"
+        for (value,) in _query(self.path, query):
+            try:
+                feature = json.loads(bytes(value))["info"]["features"][column]
+            except (ValueError, KeyError, TypeError, RecursionError):
+                continue
+            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel":
+                return True
+        return False
+
+    def records(self, columns: Sequence[str]) -> Iterator[Record]:
+        """Yield the rows with the given columns, by default all. Their order does not matter,
+        because each has its number.
+        """
+        columns = columns or self.columns
+        query = "SELECT num_rows FROM parquet_file_metadata(?)"
+        total, size = int(next(_query(self.path, query))[0]), self.path.stat().st_size
+        names = ", ".join('"{}"'.format(name.replace('"', '""')) for name in columns)
+        query = f"SELECT {_ROW}, {names} FROM {_FILE.format(True)}"
+        for number, *values in _query(self.path, query):
+            share = size * (number + 1) // total - size * number // total
+            yield Record(number, share, dict(zip(columns, values, strict=True)))
+
+    def fields(self, record: Record) -> Fields:
+        fields: Fields = record.content
+        return fields
+
+    def where(self, row: int) -> str:
+        return f"{self.path}, row {row}"
+
+
+def _query(path: Path, query: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a query whose parameter is the name of the file."""
+    with duckdb.connect(config={"threads": "1"}) as connection:
+        # DuckDB reads a name as a glob pattern.
+        name = re.sub(r"([*?\[])", r"[\1]", str(path))
+        try:
+            connection.execute(query, [name])
+            while rows := connection.fetchmany(_AT_ONCE):
+                yield from rows
+        except (duckdb.Error, ValueError, OverflowError) as error:
+            raise ValueError(
+                f"{path} is not a valid Parquet file ({one_line(error)}): save it again"
+            ) from error
+
+
+AnyFile = RecordFile | ParquetFile
+
+
+def open_records(path: Path) -> AnyFile:
     """Open a record file. The extension determines its format, and the first line determines its
     columns.
 
     Raises FileNotFoundError if the file is missing, and ValueError for an unknown extension or an
     invalid first line.
     """
-    endings = ", ".join(KINDS)
+    endings = ", ".join((*KINDS, _PARQUET))
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file: pass record files ({endings})")
+    if path.suffix.lower() == _PARQUET:
+        return ParquetFile(path)
     kind = KINDS.get(path.suffix.lower())
     if kind is None:
         raise ValueError(
