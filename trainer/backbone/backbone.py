@@ -246,28 +246,29 @@ def _of_transformers(config: BackboneConfig, image: ImageConfig | None) -> Backb
             f"backbone.config.model_type is {settings.model_type}, which is an encoder-decoder: "
             "choose an encoder-only model"
         )
+    channels = getattr(settings, "num_channels", None)
     is_text = hasattr(settings, "vocab_size")
-    _check_channels(settings, image, is_text=is_text)
+    if not is_text and image is not None and channels not in (None, image.channels):
+        raise ValueError(
+            f"backbone.config.num_channels is {channels}, but data.image.channels is "
+            f"{image.channels}: set them to the same number"
+        )
     try:
         if config.pooling == "classifier":
             encoder = _model(classifier_class(settings), config, settings)
             take_last_layer(encoder)
         else:
-            encoder = _encoder(config, settings)
+            # The pooler's output is not used, so its weights would never get a gradient, but DDP
+            # would wait for one.
+            model: Any = MODEL_MAPPING[type(settings)]
+            has_pooler = "add_pooling_layer" in inspect.signature(model).parameters
+            options = {"add_pooling_layer": False} if has_pooler else {}
+            encoder = _model(AutoModel, config, settings, **options)
         return _wrapped(encoder, config, image)
     except CONFIGURATION_ERRORS as error:
         raise ValueError(
             f"backbone.config does not define a valid model: {one_line(error)}"
         ) from error
-
-
-def _encoder(config: BackboneConfig, settings: PretrainedConfig) -> PreTrainedModel:
-    # The pooler's output is not used, so its weights would never get a gradient, but DDP would
-    # wait for one.
-    model: Any = MODEL_MAPPING[type(settings)]
-    parameters = inspect.signature(model).parameters
-    options = {"add_pooling_layer": False} if "add_pooling_layer" in parameters else {}
-    return _model(AutoModel, config, settings, **options)
 
 
 def _model(
@@ -331,14 +332,3 @@ def _named(name: str, *, has_weights: bool) -> PretrainedConfig:
     if is_offline and has_weights and not has_cached_weights(name):
         raise ValueError(offline)
     return settings
-
-
-def _check_channels(
-    settings: PretrainedConfig, image: ImageConfig | None, *, is_text: bool
-) -> None:
-    channels = getattr(settings, "num_channels", None)
-    if not is_text and image is not None and channels not in (None, image.channels):
-        raise ValueError(
-            f"backbone.config.num_channels is {channels}, but data.image.channels is "
-            f"{image.channels}: set them to the same number"
-        )

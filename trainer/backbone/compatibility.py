@@ -44,7 +44,7 @@ def check_modality(recipe: Recipe, manifest: Manifest, backbone: Backbone) -> No
     if manifest.modality != "text" or text is None:
         return
     tokenizer = open_tokenizer(text.tokenizer, max_length=text.max_length)
-    padding_row, num_positions = _positions(backbone.encoder)
+    padding_row, num_positions = positions_of(backbone.encoder)
     _check_tokens(text.tokenizer, tokenizer, backbone, padding_row)
     if num_positions is not None and text.max_length > num_positions:
         raise ValueError(
@@ -54,12 +54,7 @@ def check_modality(recipe: Recipe, manifest: Manifest, backbone: Backbone) -> No
     _check_reading(backbone, pad_id=tokenizer.pad_id, num_positions=num_positions)
 
 
-def num_positions_of(encoder: nn.Module) -> int | None:
-    """Return the maximum number of tokens of an encoder, or None if it does not define it."""
-    return _positions(encoder)[1]
-
-
-def _positions(encoder: nn.Module) -> tuple[int | None, int | None]:
+def positions_of(encoder: nn.Module) -> tuple[int | None, int | None]:
     """Return the padding token ID, if position numbers start after it, and the maximum number of
     tokens. Each is None if the encoder does not define it.
     """
