@@ -193,8 +193,9 @@ class ClassThresholds:
 
     def num_of_kind(self, column: int) -> dict[str, int]:
         """Return how many classes have a threshold of each kind at the recall `column`."""
-        counts = np.bincount(self.kinds[:, column], minlength=len(KINDS)).tolist()
-        return dict(zip(KINDS, counts, strict=True))
+        return {
+            kind: int((self.kinds[:, column] == number).sum()) for number, kind in enumerate(KINDS)
+        }
 
     def _column(self, recall: float) -> int:
         for column, entry in enumerate(self.recalls):
