@@ -7,12 +7,11 @@ from itertools import cycle, islice
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from data.messages import one_line
 from data.shards.manifest import Manifest
 from data.text.tokenizer import Tokenizer, open_tokenizer
-from trainer.backbone.backbone import Backbone
+from trainer.backbone.backbone import Backbone, is_transformers
 from trainer.checkpoints import Checkpoint
 from trainer.config import Recipe
 
@@ -63,7 +62,7 @@ def positions_of(encoder: nn.Module) -> tuple[int | None, int | None]:
         row = getattr(part, "padding_idx", None)
         if name.rpartition(".")[2] == "position_embeddings" and row is not None:
             return row, len(part.weight) - row - 1
-    settings = encoder.config if isinstance(encoder, PreTrainedModel) else encoder
+    settings = encoder.config if is_transformers(encoder) else encoder
     num_positions = getattr(settings, "max_position_embeddings", None)
     # XLNet uses -1 for unlimited.
     return None, num_positions if num_positions is not None and num_positions > 0 else None
