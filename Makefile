@@ -13,6 +13,9 @@ READY  := $(VENV)/.installed-dev
 # NO_MKDOCS_2_WARNING hides a notice that the theme reaches end of life in May 2027.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
+# Without bytecode files, each of the thousand processes of the tests would compile torch again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help install install-dev demo test test-slow baseline planted-faults check format bench-data bench-heads bench-serving bench-trainer bench-plan container-check docs figures screenshots soak clean
 .DEFAULT_GOAL := help
 

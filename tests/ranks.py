@@ -11,10 +11,12 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import cache
 from multiprocessing.connection import Connection
+from multiprocessing.forkserver import ensure_running
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 _TIMEOUT_SECONDS = 120
 _context = multiprocessing.get_context("forkserver")
@@ -51,6 +53,10 @@ def forked(function: Callable[..., None], *args: Any) -> BaseProcess:
 
     `function` must be importable by name. Stop the process before the test ends.
     """
+    # Python 3.11 does not pass `sys.path` to the fork server. With `python -P`, the server would not
+    # find the modules to preload, and every process would import torch itself.
+    with patch.dict(os.environ, PYTHONPATH=str(Path(__file__).parents[1])):
+        ensure_running()
     return _context.Process(target=function, args=args)
 
 
