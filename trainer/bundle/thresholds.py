@@ -170,15 +170,15 @@ class ClassThresholds:
             estimate, low, high = self.pass_rates[class_id, column].tolist()
             if not math.isnan(low):
                 pass_rate = Share(None if math.isnan(estimate) else estimate, low, high)
-        of_class = of_any = None
-        if self.reached is not None:
-            of_class, of_any = self.reached[class_id, column].tolist()
         positives = int(self.positives[class_id])
         confidence = entry.confidence or _DEFAULT_CONFIDENCE
-        precision = None  # unknown without samples of the class, or if no sample passes
-        if score is not None and positives and of_any:
-            interval = wilson_interval(of_class, of_any, confidence)
-            precision = Share(of_class / of_any, *interval)
+        of_class = of_any = precision = None
+        if self.reached is not None:
+            of_class, of_any = self.reached[class_id, column].tolist()
+            # Without samples of the class, or if no sample passes, the precision is unknown.
+            if score is not None and positives and of_any:
+                interval = wilson_interval(of_class, of_any, confidence)
+                precision = Share(of_class / of_any, *interval)
         return Threshold(
             score,
             kind,
