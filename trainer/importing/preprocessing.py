@@ -67,7 +67,7 @@ def image_config_of(processor: Any, channels: int, source: str) -> ImageConfig:
             for image, other in zip(images, expected, strict=True)
             if other.shape == (channels, config.size, config.size)
         ]
-        if len(differences) == len(images) and max(differences) <= _TOLERANCE:
+        if len(differences) == len(images) and all(each <= _TOLERANCE for each in differences):
             return config
     raise ValueError(
         f"{source}: the pixels of its image processor {kind} cannot be reproduced: kway resizes "
