@@ -5,7 +5,7 @@ Images, augmentation and caches are defined in their own modules.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from braceexpand import braceexpand
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -18,11 +18,10 @@ from data.remote.config import CacheConfig, check_url, folder_or_url, is_url
 _MAX_STREAM_SHARDS = 1_000_000
 
 
-def _path_or_url(value: Any) -> Any:
-    return folder_or_url(value) if isinstance(value, str) else value
-
-
-ShardFolder = Annotated[Path | str, BeforeValidator(_path_or_url)]
+ShardFolder = Annotated[
+    Path | str,
+    BeforeValidator(lambda value: folder_or_url(value) if isinstance(value, str) else value),
+]
 
 
 class TextConfig(FrozenConfig):

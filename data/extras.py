@@ -36,7 +36,11 @@ def requirements(extra: str = "") -> list[Requirement]:
     found = [Requirement(line) for line in lines]
     if not extra:
         return [one for one in found if one.marker is None or one.marker.evaluate({"extra": ""})]
-    return [one for one in found if _is_of(one, extra)]
+    return [
+        one
+        for one in found
+        if one.marker and one.marker.evaluate({"extra": extra}) and "extra" in str(one.marker)
+    ]
 
 
 def install_command(extra: str) -> str:
@@ -50,7 +54,8 @@ def install_command(extra: str) -> str:
         return shlex.join(["pip", "install", "--editable", f"{checkout}[{extra}]"])
     if (source := _installed_from()) is not None:
         return shlex.join(["pip", "install", f"{source}[{extra}]"])
-    return shlex.join(["pip", "install", *sorted(map(_without_marker, _all(extra)))])
+    packages = sorted(str(one).partition(";")[0] for one in _all(extra))  # without the markers
+    return shlex.join(["pip", "install", *packages])
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:
@@ -84,12 +89,3 @@ def _all(extra: str) -> list[Requirement]:
     others = [name for one in found if one.name == "kway" for name in sorted(one.extras)]
     included = [one for name in others for one in _all(name)]
     return [*(one for one in found if one.name != "kway"), *included]
-
-
-def _without_marker(requirement: Requirement) -> str:
-    return str(requirement).partition(";")[0]
-
-
-def _is_of(requirement: Requirement, extra: str) -> bool:
-    marker = requirement.marker
-    return marker is not None and marker.evaluate({"extra": extra}) and "extra" in str(marker)

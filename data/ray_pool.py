@@ -98,7 +98,10 @@ def ray_cluster(address: str) -> Iterator[None]:
 def _connect(address: str) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
-        _check_head(address)
+        if address != "auto":
+            # If nothing is listening at HOST:PORT, Ray would wait for minutes.
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
         # Workers search the driver's working directory for modules. A folder data/ there would
         # shadow kway's package of the same name.
         with chdir(_PACKAGES), _same_sigterm_handler():
@@ -131,14 +134,6 @@ def _same_sigterm_handler() -> Iterator[None]:
     yield
     if current_thread() is main_thread():
         signal.signal(signal.SIGTERM, before)
-
-
-def _check_head(address: str) -> None:
-    """Raise OSError or ValueError if nothing is listening at HOST:PORT, for which Ray would wait
-    for minutes."""
-    if address != "auto":
-        host, _, port = address.rpartition(":")
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
 
 
 def _call(work: Callable[[Job], Result], job: Job, folder: str) -> Result:

@@ -42,9 +42,8 @@ def by_reason(skipped: Iterable[Skipped]) -> list[str]:
     names: dict[str, list[str]] = {}
     for one in skipped:
         names.setdefault(one.reason, []).append(one.name)
-    return [f"skipped {_some(found)}: {reason}" for reason, found in names.items()]
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-    return ", ".join(map(repr, names[:_NAMED])) + more
+    lines = []
+    for reason, found in names.items():
+        more = f" and {len(found) - _NAMED:,} more" if len(found) > _NAMED else ""
+        lines.append(f"skipped {', '.join(map(repr, found[:_NAMED]))}{more}: {reason}")
+    return lines

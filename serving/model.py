@@ -21,8 +21,10 @@ from data.text.tokenizer import Tokenizer
 from serving.answer import Query, answer
 from serving.schemas import Answer
 from trainer.backbone.folding import fold_batch_norms
-from trainer.backbone.precision import check_device
-from trainer.bundle.bundle import Bundle, onnx_is_installed
+from trainer.backbone.onnx_backbone import OnnxBackbone
+from trainer.backbone.precision import check_device, onnx_is_installed
+from trainer.bundle.bundle import Bundle
+from trainer.bundle.spec import ONNX
 
 Device = Literal["cpu", "cuda"]
 Engine = Literal["torch", "onnxruntime"]
@@ -67,7 +69,7 @@ class Model:
         if bundle.spec.precision != "float32":
             return bundle.load_as_calibrated(examples, device=device, allow_imports=allow_imports)
         if self.engine == "onnxruntime":
-            return bundle.load_onnx_backbone(threads=torch.get_num_threads())
+            return OnnxBackbone(bundle.path / ONNX)
         backbone = bundle.load_backbone(allow_imports=allow_imports)
         if device == "cpu":
             fold_batch_norms(backbone, examples)

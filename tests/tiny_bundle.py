@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.numpy import save_file
 from torch import Tensor
 
 from data.classes.class_list import ClassInfo
@@ -107,52 +108,46 @@ def thresholds() -> ClassThresholds:
 
 def write_of_format_2(path: Path) -> Path:
     """Write the same bundle in format 2, which has no counts of samples that reach a threshold."""
-    _write_of_older_format(path, replace(_without_promises(), reached=None))
-    file = path / "bundle.json"
-    manifest = json.loads(file.read_text())
-    for recall in manifest["model"]["recalls"]:
-        del recall["pooled_samples"], recall["pooled_precision"]
-    del manifest["model"]["logits"]
-    file.write_text(json.dumps({**manifest, "format_version": 2}))
+    write_of_format_4(path)
+    _of_older_format(path, 2, ("positives", "thresholds"), "pooled_samples", "pooled_precision")
     return path
 
 
 def write_of_format_4(path: Path) -> Path:
     """Write the same bundle in format 4, whose thresholds promise nothing."""
-    return _write_of_older_format(path, _without_promises())
+    as_format_5(write(path))
+    _of_older_format(path, 4, ("positives", "thresholds", "reached"), "confidence", "below_pooled")
+    return path
 
 
-def _without_promises() -> ClassThresholds:
-    of_class = thresholds().thresholds.copy()
-    of_class[-1] = np.nan
-    return replace(thresholds(), thresholds=of_class, kinds=None, pass_rates=None)
-
-
-def _write_of_older_format(path: Path, measured: ClassThresholds) -> Path:
-    recalls = [
-        recall.model_copy(update={"confidence": None, "below_pooled": None})
-        for recall in spec().recalls
-    ]
-    write(path, changes={"recalls": recalls}, measured=measured)
+def _of_older_format(path: Path, version: int, names: tuple[str, ...], *removed: str) -> None:
+    """Write the thresholds and bundle.json of an older format, without the `removed` keys."""
+    arrays = {name: getattr(thresholds(), name) for name in names}
+    arrays["thresholds"][-1] = np.nan
+    save_file(arrays, path / "thresholds.safetensors")
     file = path / "bundle.json"
     manifest = json.loads(file.read_text())
+    manifest["files"]["thresholds.safetensors"] = _entry(path / "thresholds.safetensors")
     for recall in manifest["model"]["recalls"]:
-        del recall["confidence"], recall["below_pooled"]
-    file.write_text(json.dumps(manifest))
-    as_format_5(path)
-    file.write_text(json.dumps({**json.loads(file.read_text()), "format_version": 4}))
-    return path
+        for key in removed:
+            del recall[key]
+    if version < 4:
+        del manifest["model"]["logits"]
+    file.write_text(json.dumps({**manifest, "format_version": version}))
 
 
 def as_format_5(path: Path) -> None:
     """Replace the class list of a bundle by that of formats 2 to 5."""
     lines = [info.model_dump_json(exclude_defaults=True) for info in Bundle.open(path).classes]
-    content = "\n".join([*lines, ""]).encode()
-    (path / "classes.jsonl").write_bytes(content)
+    (path / "classes.jsonl").write_bytes("\n".join([*lines, ""]).encode())
     manifest = json.loads((path / "bundle.json").read_text())
-    entry = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    manifest |= {"format_version": 5, "files": {**manifest["files"], "classes.jsonl": entry}}
-    (path / "bundle.json").write_text(json.dumps(manifest))
+    manifest["files"]["classes.jsonl"] = _entry(path / "classes.jsonl")
+    (path / "bundle.json").write_text(json.dumps({**manifest, "format_version": 5}))
+
+
+def _entry(file: Path) -> dict:
+    content = file.read_bytes()
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def rows(*, bias: bool = True) -> Tensor:

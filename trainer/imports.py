@@ -41,18 +41,6 @@ COMPONENTS: dict[str, type | None] = {
 _PLAIN = (type(None), bool, int, float, str)
 
 
-class _Options(ImportedBackbone):
-    """The options of a backbone without **kwargs."""
-
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
-
-
-class _AnyOptions(ImportedBackbone):
-    """The options of a backbone with **kwargs."""
-
-    model_config = ConfigDict(arbitrary_types_allowed=True)
-
-
 def is_import_path(kind: object) -> TypeGuard[str]:
     """Return whether a `kind` is an import path. Names of built-in kinds do not contain a colon."""
     return isinstance(kind, str) and ":" in kind
@@ -62,7 +50,15 @@ def import_paths(tree: object) -> dict[str, str]:
     """Return the import paths in a recipe, or in its mappings, by component key. Nothing is
     imported.
     """
-    kinds = {key: at_key(tree, f"{key}.kind") for key in _component_keys(tree)}
+    keys = []
+    for key in COMPONENTS:
+        name, starred, _ = key.partition(".*")
+        entries = at_key(tree, name)
+        if not starred:
+            keys.append(key)
+        elif isinstance(entries, list | tuple):
+            keys += [f"{name}.{index}" for index in range(len(entries))]
+    kinds = {key: at_key(tree, f"{key}.kind") for key in keys}
     return {key: kind for key, kind in kinds.items() if is_import_path(kind)}
 
 
@@ -167,7 +163,13 @@ def options_of(component: Any, *, key: str) -> type:
         annotation = Any if each.annotation is each.empty else each.annotation
         fields[each.name] = (annotation, ... if each.default is each.empty else each.default)
     accepts_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
-    return create_model("Options", __base__=_AnyOptions if accepts_any else _Options, **fields)
+
+    class Base(ImportedBackbone):
+        model_config = ConfigDict(
+            extra="allow" if accepts_any else "forbid", arbitrary_types_allowed=True
+        )
+
+    return create_model("Options", __base__=Base, **fields)
 
 
 def imported_backbone(options: Any, explicit: Collection[str]) -> ImportedBackbone:
@@ -193,19 +195,6 @@ def source_version(path: str) -> str:
         return f"{version(module.__name__.partition('.')[0])} sha256:{digest}"
     except PackageNotFoundError:  # a module on PYTHONPATH
         return f"sha256:{digest}"
-
-
-def _component_keys(tree: Any) -> list[str]:
-    """Return the keys of COMPONENTS, with the indices of the lists in `tree`."""
-    keys = []
-    for key in COMPONENTS:
-        name, starred, _ = key.partition(".*")
-        entries = at_key(tree, name)
-        if not starred:
-            keys.append(key)
-        elif isinstance(entries, list | tuple):
-            keys += [f"{name}.{index}" for index in range(len(entries))]
-    return keys
 
 
 def _base(key: str) -> type | None:

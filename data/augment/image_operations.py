@@ -26,7 +26,8 @@ def brightness(image: np.ndarray, factor: float) -> np.ndarray:
 
 def contrast(image: np.ndarray, factor: float) -> np.ndarray:
     """Scale the contrast. A factor of 0 gives the mean gray of the image."""
-    mean = round(cv2.mean(_luma(image))[0])
+    gray = image if image.ndim == 2 else cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
+    mean = round(cv2.mean(gray)[0])
     return cv2.addWeighted(image, factor, image, 0, (1 - factor) * mean)
 
 
@@ -54,10 +55,6 @@ def sharpness(image: np.ndarray, factor: float) -> np.ndarray:
     for edge in (np.s_[0], np.s_[-1], np.s_[:, 0], np.s_[:, -1]):
         result[edge] = image[edge]
     return result
-
-
-def _luma(image: np.ndarray) -> np.ndarray:
-    return image if image.ndim == 2 else cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
 
 
 def autocontrast(image: np.ndarray) -> np.ndarray:

@@ -107,7 +107,9 @@ class SearchableClassList(ClassList):
         """
         if not text:
             return list(range(len(self))[offset : offset + limit]), len(self)
-        parts = [self._containing(_encoded(text.casefold()), *block) for block in self._blocks()]
+        # A client may send lone surrogates, which do not occur in any name.
+        wanted = text.casefold().encode("utf-8", "surrogatepass")
+        parts = [self._containing(wanted, *block) for block in self._blocks()]
         found = np.concatenate([ids for ids, _ in parts])
         begins = np.concatenate([first for _, first in parts])
         ordered = np.concatenate([found[begins], found[~begins]])
@@ -141,13 +143,6 @@ class SearchableClassList(ClassList):
         ids, found = ids[new], found[new]
         starts = np.concatenate([[0], ends[:-1]])
         return ids + first, found == starts[ids]
-
-
-def _encoded(text: str) -> bytes:
-    """Return the text in UTF-8. A client may send lone surrogates, which do not occur in any
-    name.
-    """
-    return text.encode("utf-8", "surrogatepass")
 
 
 def _number_in(wanted: str) -> int | None:

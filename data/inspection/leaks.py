@@ -97,7 +97,8 @@ def _counts(texts: Sequence[str], labels: np.ndarray) -> dict[str, Counter[int]]
     counts: dict[str, Counter[int]] = {}
     for text, label in zip(texts, labels.tolist(), strict=True):
         for char in set(text):
-            if not _is_letter(char):
+            # Letters, marks and digits are parts of words.
+            if unicodedata.category(char)[0] not in "LMN" or char in PARTS:
                 counts.setdefault(char, Counter())[label] += 1
     return counts
 
@@ -112,8 +113,3 @@ def _suspicion(char: str, texts: int, precision: float, lift: float, gain: float
     if precision >= _MIN_PRECISION and lift >= _MIN_LIFT:
         return f"{precision:.0%} of its texts belong to one class"
     return None
-
-
-def _is_letter(char: str) -> bool:
-    """Return whether `char` is a letter, a mark or a digit, and therefore part of a word."""
-    return unicodedata.category(char)[0] in "LMN" and char not in PARTS

@@ -43,14 +43,6 @@ def calibrate(
     split: SplitName = "test",
     recall: Recalls = None,
     confidence: Confidence = 0.9,
-    class_map: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.json",
-            help="file with a JSON object that maps class names in the shards to class names in "
-            "the bundle; classes without an entry have the same name in both",
-        ),
-    ] = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="folder of the new bundle; default: replace BUNDLE"),
@@ -67,15 +59,12 @@ def calibrate(
     check_promises(recall, confidence)
     if out is not None and out.exists() and out.resolve() != bundle.resolve():
         raise ValueError(f"{out} already exists: remove it, or choose another folder with --out")
-    if class_map is not None and not class_map.is_file():
-        raise FileNotFoundError(f"--class-map {class_map} is not a file: pass a JSON file")
     from trainer.bundle.calibration import CalibrationOptions
     from trainer.bundle.calibration import calibrate as calibrate_bundle
 
     options = CalibrationOptions(
         split=split,
         confidence=confidence,
-        class_map=class_map,
         batch=batch,
         workers=workers,
         device=device,

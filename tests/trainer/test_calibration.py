@@ -1,6 +1,5 @@
 """`kway calibrate`: thresholds from labeled shards."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +35,6 @@ def test_the_thresholds_equal_those_of_the_evaluation_after_training(
         old, new = before.thresholds, after.thresholds
         assert old is not None
         assert new is not None
-        assert old.kinds is not None
         assert np.array_equal(old.kinds, new.kinds)
         assert np.array_equal(old.positives, new.positives)
         assert np.array_equal(old.reached, new.reached)
@@ -84,21 +82,8 @@ def test_a_text_model_is_calibrated_on_texts_only(texts, images, tmp_path, kway,
         assert bundle.positives(bundle.class_id("red"))
 
 
-def test_a_class_map_renames_the_classes_of_the_shards(tmp_path, images, kway, capsys):
+def test_classes_that_the_bundle_does_not_have_are_named(tmp_path, images, kway, capsys):
     save_image_classifier(tmp_path / "model")
-    bundle = tmp_path / "bundle"
-    import_classifier(str(tmp_path / "model"), bundle, ImportOptions())
-    assert kway("calibrate", bundle, images) == 2
+    import_classifier(str(tmp_path / "model"), tmp_path / "bundle", ImportOptions())
+    assert kway("calibrate", tmp_path / "bundle", images) == 2
     assert "4 classes of the shards, such as 'class 0', 'class 1'" in capsys.readouterr().err
-    names = ["husky", "tabby cat", "crane (2)", "crane (3)"]
-    file = tmp_path / "map.json"
-    file.write_text(json.dumps({f"class {number}": name for number, name in enumerate(names)}))
-    assert kway("calibrate", bundle, images, "--class-map", file) == 0
-    with Bundle.open(bundle) as opened:
-        assert opened.positives(opened.class_id("crane (2)")) == 2
-    file.write_text(json.dumps({f"class {number}": "husky" for number in range(4)}))
-    assert kway("calibrate", bundle, images, "--class-map", file) == 2
-    assert "several classes of the shards have the same class" in capsys.readouterr().err
-    file.write_text("[1]")
-    assert kway("calibrate", bundle, images, "--class-map", file) == 2
-    assert "is not a JSON object of names" in capsys.readouterr().err

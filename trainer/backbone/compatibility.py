@@ -7,12 +7,11 @@ from itertools import cycle, islice
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from data.messages import one_line
 from data.shards.manifest import Manifest
 from data.text.tokenizer import Tokenizer, open_tokenizer
-from trainer.backbone.backbone import Backbone
+from trainer.backbone.backbone import Backbone, is_transformers
 from trainer.checkpoints import Checkpoint
 from trainer.config import Recipe
 
@@ -44,7 +43,7 @@ def check_modality(recipe: Recipe, manifest: Manifest, backbone: Backbone) -> No
     if manifest.modality != "text" or text is None:
         return
     tokenizer = open_tokenizer(text.tokenizer, max_length=text.max_length)
-    padding_row, num_positions = _positions(backbone.encoder)
+    padding_row, num_positions = positions_of(backbone.encoder)
     _check_tokens(text.tokenizer, tokenizer, backbone, padding_row)
     if num_positions is not None and text.max_length > num_positions:
         raise ValueError(
@@ -54,12 +53,7 @@ def check_modality(recipe: Recipe, manifest: Manifest, backbone: Backbone) -> No
     _check_reading(backbone, pad_id=tokenizer.pad_id, num_positions=num_positions)
 
 
-def num_positions_of(encoder: nn.Module) -> int | None:
-    """Return the maximum number of tokens of an encoder, or None if it does not define it."""
-    return _positions(encoder)[1]
-
-
-def _positions(encoder: nn.Module) -> tuple[int | None, int | None]:
+def positions_of(encoder: nn.Module) -> tuple[int | None, int | None]:
     """Return the padding token ID, if position numbers start after it, and the maximum number of
     tokens. Each is None if the encoder does not define it.
     """
@@ -68,7 +62,7 @@ def _positions(encoder: nn.Module) -> tuple[int | None, int | None]:
         row = getattr(part, "padding_idx", None)
         if name.rpartition(".")[2] == "position_embeddings" and row is not None:
             return row, len(part.weight) - row - 1
-    settings = encoder.config if isinstance(encoder, PreTrainedModel) else encoder
+    settings = encoder.config if is_transformers(encoder) else encoder
     num_positions = getattr(settings, "max_position_embeddings", None)
     # XLNet uses -1 for unlimited.
     return None, num_positions if num_positions is not None and num_positions > 0 else None

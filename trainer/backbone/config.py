@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -30,10 +30,6 @@ class BackboneOptions(FrozenConfig, ABC):
     def label(self) -> str:
         """The name shown in tables and model cards."""
 
-    @abstractmethod
-    def without_weights(self) -> Self:
-        """Return a copy without pretrained weights, for callers that only need shapes."""
-
 
 class ImportedBackbone(BackboneOptions):
     """A backbone created by a user-defined class or function.
@@ -54,9 +50,6 @@ class ImportedBackbone(BackboneOptions):
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments for the class or function."""
         return dict(self.model_extra or {})
-
-    def without_weights(self) -> Self:
-        return self
 
 
 class BackboneConfig(BackboneOptions):
@@ -90,6 +83,3 @@ class BackboneConfig(BackboneOptions):
     @property
     def label(self) -> str:
         return self.name or (self.config or {}).get("model_type") or str(self.init)
-
-    def without_weights(self) -> Self:
-        return self.model_copy(update={"weights": "random"})

@@ -31,15 +31,17 @@ _COMPARED_SHAPES = ((1, 5), (3, 2))
 
 
 class OnnxBackbone:
-    """Computes the same features [B, dim] as `Backbone` with onnxruntime, on the CPU."""
+    """Computes the same features [B, dim] as `Backbone` with onnxruntime, on the CPU, with as many
+    threads as torch is set to use.
+    """
 
-    def __init__(self, file: Path, *, threads: int) -> None:
+    def __init__(self, file: Path) -> None:
         """Raises ValueError if onnxruntime cannot load the file."""
         import onnxruntime
         from onnxruntime.capi import onnxruntime_pybind11_state as state
 
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
+        options.intra_op_num_threads = torch.get_num_threads()
         try:
             self._session = onnxruntime.InferenceSession(
                 file, options, providers=["CPUExecutionProvider"]
@@ -160,7 +162,7 @@ def _random_inputs(
 
 @torch.no_grad()
 def _compare(backbone: Backbone, image: ImageConfig | None, file: Path, remedy: str) -> None:
-    session = OnnxBackbone(file, threads=torch.get_num_threads())
+    session = OnnxBackbone(file)
     for batch, length in _COMPARED_SHAPES:
         inputs = _random_inputs(backbone, image, batch, length)
         expected, found = backbone(inputs), session(inputs)

@@ -22,7 +22,7 @@ _FLAGS: dict[str, frozenset[str]] = {
 }
 
 
-def onnxruntime_is_installed() -> bool:
+def onnx_is_installed() -> bool:
     """Return whether onnxruntime, which `OnnxBackbone` requires, is installed."""
     return importlib.util.find_spec("onnxruntime") is not None
 
@@ -43,7 +43,7 @@ def check_device(precision: Precision, device: str, *, on_this_machine: bool = T
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device is cuda, but torch cannot find a GPU. Use device cpu")
     check_processor(precision)
-    if precision == "int8" and not onnxruntime_is_installed():
+    if precision == "int8" and not onnx_is_installed():
         raise ValueError(
             "precision int8 requires onnxruntime, which is not installed: run "
             f"{install_command('onnx')}"

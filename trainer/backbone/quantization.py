@@ -38,7 +38,11 @@ def write_int8(source: Path, inputs: Sequence[dict[str, Tensor]], file: Path) ->
             self._remaining = iter(inputs)
 
         def get_next(self) -> object:
-            return _arrays(next(self._remaining, None))
+            if (batch := next(self._remaining, None)) is None:
+                return None
+            # The crops of an image are images of their own.
+            crops = {k: each.flatten(0, 1) if each.ndim == 5 else each for k, each in batch.items()}
+            return {name: tensor.numpy() for name, tensor in crops.items()}
 
     try:
         with quiet(), tempfile.TemporaryDirectory(prefix="kway-") as folder:
@@ -67,14 +71,4 @@ def _selection(graph: Any) -> dict[str, Any]:
     return {
         "op_types_to_quantize": _PRODUCTS if has_attention else None,
         "nodes_to_exclude": variable,
-    }
-
-
-def _arrays(inputs: dict[str, Tensor] | None) -> object:
-    """Return the inputs as arrays, with the crops of an image as images of their own."""
-    if inputs is None:
-        return None
-    return {
-        name: (tensor.flatten(0, 1) if tensor.ndim == 5 else tensor).numpy()
-        for name, tensor in inputs.items()
     }

@@ -20,11 +20,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from data.images.config import ImageConfig
 from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.backbone.batch_norm import BATCH_NORMS, GroupBatchNorm, apply_batch_norm_mode
 from trainer.backbone.blocks import checkpoint_blocks, large_tables, repeated_blocks
-from trainer.backbone.config import BackboneOptions
+from trainer.backbone.config import BackboneConfig
 from trainer.config import Recipe
 
 aten = torch.ops.aten
@@ -88,11 +87,6 @@ class Recorder(TorchDispatchMode):
         for tensor in _tensors(out):
             self._track(tensor)
         return out
-
-    @property
-    def flops(self) -> int:
-        """Floating-point operations of all products."""
-        return sum(each.flops * number for each, number in self.work.items())
 
     @property
     def bytes(self) -> int:
@@ -164,17 +158,6 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
 
 
-class FakeBackbone:
-    """A backbone in training mode whose tensors have no memory. Use it inside `mode`."""
-
-    def __init__(self, config: BackboneOptions, image: ImageConfig | None) -> None:
-        with torch.device("meta"):
-            self.backbone: Backbone = build_backbone(config.without_weights(), image=image).train()
-        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
-        with self.mode:
-            self.backbone.to_empty(device="cpu")
-
-
 @dataclass(frozen=True)
 class BackboneCost:
     """The cost of a micro-batch of `rows` samples, in bytes unless stated otherwise.
@@ -213,12 +196,6 @@ class BackboneCost:
             for unit in self.units
         ]
 
-    @property
-    def flops(self) -> int:
-        """Floating-point operations of products and convolutions, forward and backward."""
-        work = self.forward_work + self.backward_work
-        return sum(each.flops * number for each, number in work.items())
-
     def at(self, rows: int, other: "BackboneCost") -> "BackboneCost":
         """Return the memory with another number of rows, on the line through two costs."""
         share = (rows - other.rows) / max(1, self.rows - other.rows)
@@ -233,9 +210,13 @@ class BackboneCost:
 def trace_backbone(recipe: Recipe, *, rows: int, ranks: int, cuda: bool) -> BackboneCost:
     """Run the recipe's encoder once on `rows` fake samples, without computing anything."""
     train, half = recipe.train, _PRECISIONS[recipe.train.precision]
-    fake = FakeBackbone(recipe.backbone, recipe.data.image)
-    backbone, mode = fake.backbone, recipe.backbone.batch_norm
-    with fake.mode:
+    config, mode = recipe.backbone, recipe.backbone.batch_norm
+    if isinstance(config, BackboneConfig):
+        config = config.model_copy(update={"weights": "random"})  # only the shapes matter
+    with torch.device("meta"):
+        backbone = build_backbone(config, image=recipe.data.image).train()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        backbone.to_empty(device="cpu")
         units = tuple(_units(backbone))
         layers = [part for part in backbone.modules() if isinstance(part, BATCH_NORMS)]
         layers = [layer for layer in layers if type(layer) in BATCH_NORMS]  # not subclasses
@@ -253,7 +234,10 @@ def trace_backbone(recipe: Recipe, *, rows: int, ranks: int, cuda: bool) -> Back
         apply_batch_norm_mode(backbone, mode, None)
         backbone.precision, backbone.channels_last = half, train.channels_last
         if half is not None and ranks > 1 and train.strategy.weight_precision is not None:
-            _round_weights(backbone, half)
+            for module in backbone.modules():
+                if not hasattr(module, "running_mean"):  # batch norm
+                    for parameter in module.parameters(recurse=False):
+                        parameter.data = parameter.data.to(half)
         inputs = _inputs(recipe, backbone, rows)
         recorder = Recorder([*backbone.parameters(), *backbone.buffers(), *inputs.values()])
         with recorder:
@@ -284,13 +268,6 @@ def _units(backbone: Backbone) -> Iterator[tuple[torch.Size, ...]]:
         grouped.update(id(p) for p in own)
         if own:
             yield tuple(p.shape for p in own)
-
-
-def _round_weights(backbone: nn.Module, dtype: torch.dtype) -> None:
-    for module in backbone.modules():
-        if not hasattr(module, "running_mean"):  # batch norm
-            for parameter in module.parameters(recurse=False):
-                parameter.data = parameter.data.to(dtype)
 
 
 def _inputs(recipe: Recipe, backbone: Backbone, rows: int) -> dict[str, Tensor]:

@@ -28,7 +28,6 @@ from trainer.backbone.config import BackboneConfig, BackboneOptions, ImportedBac
 from trainer.backbone.folding import fold_batch_norms
 from trainer.backbone.onnx_backbone import OnnxBackbone
 from trainer.backbone.precision import Precision, check_device
-from trainer.backbone.precision import onnxruntime_is_installed as onnx_is_installed
 from trainer.bundle.class_list import open_classes
 from trainer.bundle.row_file import RowFile
 from trainer.bundle.spec import (
@@ -43,8 +42,6 @@ from trainer.bundle.spec import (
 from trainer.bundle.thresholds import ClassThresholds, Threshold
 from trainer.imports import check_allowed, source_version
 from trainer.recipe import make_component
-
-__all__ = ["Bundle", "onnx_is_installed"]
 
 _log = logging.getLogger("kway.bundle")
 
@@ -179,11 +176,6 @@ class Bundle:
         """Whether the bundle also contains the backbone for onnxruntime."""
         return ONNX in self._files
 
-    def load_onnx_backbone(self, *, threads: int) -> OnnxBackbone:
-        """Load the backbone with onnxruntime, which must be installed (`onnx_is_installed`)."""
-        assert self.has_onnx, "the bundle does not contain an ONNX backbone"
-        return OnnxBackbone(self.path / ONNX, threads=threads)
-
     def load_as_calibrated(
         self,
         example: dict[str, Tensor],
@@ -204,7 +196,7 @@ class Bundle:
         if precision == "float32":
             return self.load_backbone(allow_imports=allow_imports).to(device)
         if precision == "int8":
-            return OnnxBackbone(onnx or self.path / ONNX, threads=torch.get_num_threads())
+            return OnnxBackbone(onnx or self.path / ONNX)
         backbone = self.load_backbone(allow_imports=allow_imports)
         fold_batch_norms(backbone, example)
         return backbone.to(torch.bfloat16)

@@ -4,7 +4,6 @@ The backbone computes the features of a split, and the classes are scored in blo
 from disk. Memory therefore holds the features and the scores of one block.
 """
 
-import json
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,20 +33,18 @@ from trainer.promises.class_groups import groups_of_rows
 
 # Memory for the scores of a block, of which a few copies exist.
 _BLOCK_BYTES = 64 * 2**20
-_MAX_MAP_BYTES = 200 * 2**20
 _NAMES_SHOWN = 3
 
 
 @dataclass(frozen=True)
 class CalibrationOptions:
-    """The split of the shards, the recalls and the confidence of the thresholds, a file that maps
-    names of classes in the shards to those in the bundle, and how the backbone runs.
+    """The split of the shards, the recalls and the confidence of the thresholds, and how the
+    backbone runs.
     """
 
     split: str = "test"
     recalls: tuple[float, ...] = (0.9, 0.99)
     confidence: float = 0.9
-    class_map: Path | None = None
     batch: int = 64
     workers: int = 0
     device: str = "cpu"
@@ -181,51 +178,27 @@ def open_samples(
         shards=shards, eval_split=options.split, text=text, workers=options.workers, **image
     )
     with open_split(shards, options.split, manifest=manifest) as split:
-        ids = torch.from_numpy(_class_ids(bundle, manifest, split, options.class_map))
+        ids = torch.from_numpy(_class_ids(bundle, manifest, split))
         yield LabeledSamples(bundle, data, manifest, split, ids, options, progress)
 
 
-def _class_ids(
-    bundle: Bundle, manifest: Manifest, split: Split, class_map: Path | None
-) -> NDArray[np.int64]:
+def _class_ids(bundle: Bundle, manifest: Manifest, split: Split) -> NDArray[np.int64]:
     """Return the bundle's ID of each class of the shards, or -1 for a class without samples that
     the bundle does not have.
     """
-    renamed = {} if class_map is None else _class_map(class_map)
-    names, present = manifest.class_names, np.unique(split.labels)
-    ids = np.full(len(names), -1, np.int64)
-    for class_id, name in enumerate(names):
-        found = bundle.classes.find(renamed.get(name, name))
-        ids[class_id] = -1 if found is None else found
-    unknown = [names[class_id] for class_id in present if ids[class_id] < 0]
+    names = manifest.class_names
+    found = [bundle.classes.find(name) for name in names]
+    unknown = [names[number] for number in np.unique(split.labels) if found[number] is None]
     if unknown:
         shown = ", ".join(repr(name) for name in unknown[:_NAMES_SHOWN])
-        near = bundle.classes.nearest(renamed.get(unknown[0], unknown[0]), 1)
+        near = bundle.classes.nearest(unknown[0], 1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise ValueError(
             f"{bundle.path} does not have {len(unknown)} classes of the shards, such as {shown}"
-            f'{hint}: pass --class-map FILE, a JSON object such as {{"{unknown[0]}": "NAME"}} with '
-            "the name of each such class in the bundle"
+            f"{hint}: rename them in the shards, or, for an imported model, in the bundle with "
+            "`kway import --class-names`"
         )
-    used = ids[ids >= 0]
-    if len(np.unique(used)) < len(used):
-        raise ValueError(
-            "several classes of the shards have the same class in the bundle: map each class to "
-            "another one"
-        )
-    return ids
-
-
-def _class_map(file: Path) -> dict[str, str]:
-    if file.stat().st_size > _MAX_MAP_BYTES:
-        raise ValueError(f"{file} is larger than {_MAX_MAP_BYTES:,} bytes: pass a smaller file")
-    try:
-        found = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is not valid JSON ({error}): write a JSON object") from error
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
-        raise ValueError(f'{file} is not a JSON object of names, such as {{"cat": "tabby cat"}}')
-    return found
+    return np.array([-1 if class_id is None else class_id for class_id in found])
 
 
 def calibration_of(

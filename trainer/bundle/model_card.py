@@ -98,7 +98,6 @@ def with_section(card: str, section: str) -> str:
 
 def _promise_rows(thresholds: ClassThresholds) -> Iterator[str]:
     assert thresholds.reached is not None
-    assert thresholds.kinds is not None
     for column, entry in enumerate(thresholds.recalls):
         of_class, of_any = thresholds.reached[:, column].T
         for number, kind in enumerate(KINDS):

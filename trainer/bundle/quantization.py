@@ -81,8 +81,12 @@ def quantize(
         before, _ = samples.features(each_batch=keep)
         onnx = None
         if precision == "int8":
-            onnx = Path(folder) / "int8.onnx"
-            write_int8(_float32_onnx(bundle, Path(folder), options), kept, onnx)
+            source, onnx = path / ONNX, Path(folder) / "int8.onnx"
+            if not bundle.has_onnx:
+                source = Path(folder) / ONNX
+                backbone = bundle.load_backbone(allow_imports=options.allow_imports)
+                write_onnx(backbone, bundle.spec.image, source, remedy=BF16)
+            write_int8(source, kept, onnx)
         after, labels = samples.features(precision=precision, onnx=onnx)
         found = _compare(bundle, before, after, labels, options)
         card = (path / CARD).read_text(encoding="utf-8")
@@ -96,14 +100,6 @@ def quantize(
             onnx=onnx,
         )
     return found
-
-
-def _float32_onnx(bundle: Bundle, folder: Path, options: CalibrationOptions) -> Path:
-    if bundle.has_onnx:
-        return bundle.path / ONNX
-    backbone = bundle.load_backbone(allow_imports=options.allow_imports)
-    write_onnx(backbone, bundle.spec.image, folder / ONNX, remedy=BF16)
-    return folder / ONNX
 
 
 def _compare(

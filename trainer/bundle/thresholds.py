@@ -9,9 +9,7 @@ thresholds.safetensors   `positives` int32 [K]: validation samples of each class
                          and of any class, score at or above the threshold
 
 Bundles of formats 2 to 4 contain neither `kinds` nor `pass_rates`, and format 2 does not contain
-`reached`. Their thresholds carry no guarantee. If a class has at least `min_positives` samples,
-`thresholds` is the score that the recall's fraction of its own validation samples reach
-(`empirical`). Otherwise, the class uses the pooled threshold of bundle.json.
+`reached`. `_upgraded` adds them, so only this module knows the old formats.
 """
 
 import math
@@ -22,14 +20,16 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from trainer.bundle.mapped_arrays import mapped_arrays
 from trainer.bundle.spec import THRESHOLDS, RecallSpec
 from trainer.promises import KINDS, Promises, least_positives, wilson_interval
 
 ThresholdKind = Literal["guaranteed", "shrunk", "pooled", "empirical"]
-_DEFAULT_CONFIDENCE = 0.9  # of the precision intervals of bundles in an older format
+_KINDS: tuple[ThresholdKind, ...] = (*KINDS, "empirical")  # only bundles in an older format
+_DEFAULT_CONFIDENCE = 0.9  # of the precision intervals of these bundles
+_ARRAYS = ("positives", "thresholds", "reached", "kinds", "pass_rates")
 
 
 @dataclass(frozen=True)
@@ -66,16 +66,16 @@ class Threshold:
 
 @dataclass(frozen=True)
 class ClassThresholds:
-    """The thresholds of all classes at the R `recalls`, as in the file. `kinds` and `pass_rates`
-    are None for bundles of formats 2 to 4, and `reached` is None for bundles of format 2.
+    """The thresholds of all classes at the R `recalls`, as in the file. `reached` is None for
+    bundles of format 2.
     """
 
     recalls: Sequence[RecallSpec]
     positives: NDArray[np.int32]
-    thresholds: NDArray[np.float32]
-    reached: NDArray[np.int32] | None = None
-    kinds: NDArray[np.uint8] | None = None
-    pass_rates: NDArray[np.float32] | None = None
+    thresholds: NDArray[np.floating]
+    reached: NDArray[np.int32] | None
+    kinds: NDArray[np.uint8]
+    pass_rates: NDArray[np.float32]
 
     @classmethod
     def of_promises(
@@ -113,31 +113,43 @@ class ClassThresholds:
     def open(
         cls, folder: Path, recalls: Sequence[RecallSpec], num_classes: int
     ) -> "ClassThresholds":
-        """Open the file written by `write`. Raises ValueError if the shapes of its arrays do not
-        match.
+        """Map the arrays of the file written by `write` into memory; replicas on one machine share
+        the pages. Raises ValueError if the file is damaged or its arrays do not match bundle.json.
         """
-        shape = (num_classes, len(recalls))
-        expected: dict[str, Any] = {
+        path, shape = folder / THRESHOLDS, (num_classes, len(recalls))
+        expected = {
             "positives": (np.int32, (num_classes,)),
             "thresholds": (np.float32, shape),
+            "kinds": (np.uint8, shape),
+            "pass_rates": (np.float32, (*shape, 3)),
+            "reached": (np.int32, (*shape, 2)),
         }
-        if any(entry.confidence is not None for entry in recalls):  # since format 5
-            expected |= {"kinds": (np.uint8, shape), "pass_rates": (np.float32, (*shape, 3))}
-        arrays: dict[str, Any] = mapped_arrays(
-            folder / THRESHOLDS,
-            expected,
-            optional={"reached": (np.int32, (*shape, 2))},
-        )
-        return cls(recalls, **arrays)
+        is_old = all(entry.confidence is None for entry in recalls)  # before format 5
+        optional = {"kinds", "pass_rates", "reached"} if is_old else {"reached"}
+        try:
+            # The torch loader maps the file without a copy; the numpy loader copies it.
+            with safe_open(path, framework="pt") as file:
+                arrays: dict[str, Any] = {
+                    name: file.get_tensor(name).numpy()
+                    for name in file.keys()  # noqa: SIM118
+                }
+        except SafetensorError as error:
+            raise ValueError(f"{path} is damaged ({error}): copy the bundle again") from error
+        found = {name: (array.dtype.type, array.shape) for name, array in arrays.items()}
+        if not (found.items() <= expected.items() and expected.keys() - optional <= found.keys()):
+            shapes = ", ".join(f"{name} {list(one)}" for name, (_, one) in sorted(found.items()))
+            raise ValueError(
+                f"{path} does not match bundle.json: it contains {shapes}; copy the bundle again"
+            )
+        for array in arrays.values():
+            array.setflags(write=False)
+        arrays = {"reached": None, **arrays}
+        return cls(recalls, **(arrays if "kinds" in arrays else _upgraded(arrays, recalls)))
 
     def write(self, folder: Path, num_classes: int) -> None:
         """Write the file into `folder`."""
         shape = (num_classes, len(self.recalls))
-        arrays = {
-            name: array
-            for name in ("positives", "thresholds", "reached", "kinds", "pass_rates")
-            if (array := getattr(self, name)) is not None
-        }
+        arrays = {name: array for name in _ARRAYS if (array := getattr(self, name)) is not None}
         assert all(array.shape[:2] in (shape[:1], shape) for array in arrays.values())
         save_file(
             {name: np.ascontiguousarray(array) for name, array in arrays.items()},
@@ -152,21 +164,27 @@ class ClassThresholds:
         """
         column = self._column(recall)
         entry = self.recalls[column]
-        score, kind = self._decided(class_id, column)
-        of_class = of_any = pass_rate = None
-        if self.reached is not None:
-            of_class, of_any = self.reached[class_id, column].tolist()
-        if self.pass_rates is not None and score is not None:
+        score = kind = pass_rate = None
+        if math.isfinite(own := float(self.thresholds[class_id, column])):
+            score, kind = own, _KINDS[int(self.kinds[class_id, column])]
             estimate, low, high = self.pass_rates[class_id, column].tolist()
-            pass_rate = Share(None if math.isnan(estimate) else estimate, low, high)
+            if not math.isnan(low):
+                pass_rate = Share(None if math.isnan(estimate) else estimate, low, high)
         positives = int(self.positives[class_id])
         confidence = entry.confidence or _DEFAULT_CONFIDENCE
+        of_class = of_any = precision = None
+        if self.reached is not None:
+            of_class, of_any = self.reached[class_id, column].tolist()
+            # Without samples of the class, or if no sample passes, the precision is unknown.
+            if score is not None and positives and of_any:
+                interval = wilson_interval(of_class, of_any, confidence)
+                precision = Share(of_class / of_any, *interval)
         return Threshold(
             score,
             kind,
             confidence,
             pass_rate,
-            None if score is None else _precision(positives, of_class, of_any, confidence),
+            precision,
             positives,
             of_class,
             of_any,
@@ -175,20 +193,9 @@ class ClassThresholds:
 
     def num_of_kind(self, column: int) -> dict[str, int]:
         """Return how many classes have a threshold of each kind at the recall `column`."""
-        if self.kinds is None:
-            return {}
-        counts = np.bincount(self.kinds[:, column], minlength=len(KINDS)).tolist()
-        return dict(zip(KINDS, counts, strict=True))
-
-    def _decided(self, class_id: int, column: int) -> tuple[float | None, ThresholdKind | None]:
-        own, entry = float(self.thresholds[class_id, column]), self.recalls[column]
-        if self.kinds is not None:
-            is_known = math.isfinite(own)
-            return (own, KINDS[int(self.kinds[class_id, column])]) if is_known else (None, None)
-        least = entry.min_positives
-        if math.isfinite(own) and least is not None and self.positives[class_id] >= least:
-            return own, "empirical"
-        return entry.pooled, None if entry.pooled is None else "pooled"
+        return {
+            kind: int((self.kinds[:, column] == number).sum()) for number, kind in enumerate(KINDS)
+        }
 
     def _column(self, recall: float) -> int:
         for column, entry in enumerate(self.recalls):
@@ -201,12 +208,20 @@ class ClassThresholds:
         )
 
 
-def _precision(
-    positives: int, of_class: int | None, of_any: int | None, confidence: float
-) -> Share | None:
-    """Return the precision, which is unknown without validation samples of the class, and if no
-    sample reaches the threshold.
+def _upgraded(arrays: dict[str, Any], recalls: Sequence[RecallSpec]) -> dict[str, Any]:
+    """Return the arrays of formats 2 to 4 in the current form.
+
+    Their thresholds promise nothing. If a class has at least `min_positives` samples, its threshold
+    is the score that the recall's fraction of these samples reach (`empirical`). Otherwise, it is
+    the pooled threshold of bundle.json.
     """
-    if not positives or of_class is None or not of_any:
-        return None
-    return Share(of_class / of_any, *wilson_interval(of_class, of_any, confidence))
+    own, positives = arrays["thresholds"], arrays["positives"][:, None]
+    pooled = np.array([math.nan if e.pooled is None else e.pooled for e in recalls])
+    least = np.array([e.min_positives or math.inf for e in recalls])
+    is_own = np.isfinite(own) & (positives >= least)
+    return {
+        **arrays,
+        "thresholds": np.where(is_own, own, pooled),
+        "kinds": np.where(is_own, _KINDS.index("empirical"), _KINDS.index("pooled")),
+        "pass_rates": np.broadcast_to(np.float32(math.nan), (*own.shape, 3)),
+    }

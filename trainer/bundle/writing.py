@@ -142,7 +142,11 @@ def rewrite_bundle(
             shutil.copyfile(onnx, folder / ONNX)
         files = {name: manifest.files[name] for name in kept} | _describe_files(folder)
         for name in kept:
-            _link(path / name, folder / name)
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(path / name, folder / name)
+            except OSError:  # another file system, or one without hard links
+                shutil.copyfile(path / name, folder / name)
         _write_manifest(folder, BundleManifest(model=model, files=dict(sorted(files.items()))))
 
 
@@ -164,14 +168,6 @@ def published_folder(path: Path, *, replace: bool) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-
-
-def _link(file: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(file, target)
-    except OSError:  # another file system, or one without hard links
-        shutil.copyfile(file, target)
 
 
 def _write_manifest(folder: Path, manifest: BundleManifest) -> None:

@@ -15,7 +15,7 @@ from data.images.decode import for_evaluation
 from data.loading.inputs import pad_tokens
 from data.messages import one_line
 from data.text.tokenizer import Tokenizer, open_tokenizer
-from trainer.backbone.compatibility import num_positions_of
+from trainer.backbone.compatibility import positions_of
 from trainer.bundle.spec import TextSpec
 from trainer.importing.preprocessing import (
     image_config_of,
@@ -100,7 +100,7 @@ def text_examples(
 
 
 def _max_length(model: PreTrainedModel, tokenizer: Any, wanted: int | None) -> int:
-    num_positions = num_positions_of(model)
+    _, num_positions = positions_of(model)
     if wanted is None:
         stated = [int(tokenizer.model_max_length), num_positions]
         # transformers states 1e30 if the number is unknown.

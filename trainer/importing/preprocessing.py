@@ -62,8 +62,12 @@ def image_config_of(processor: Any, channels: int, source: str) -> ImageConfig:
             config = ImageConfig(channels=channels, mean=mean, std=std, **geometry)
         except ValidationError:
             continue
-        found = [normalized(image, config) for image in images]
-        if all(_equal(one, other) for one, other in zip(found, expected, strict=True)):
+        differences = [
+            np.abs(_normalized(image, config) - other).max() / (float(np.ptp(other)) or 1.0)
+            for image, other in zip(images, expected, strict=True)
+            if other.shape == (channels, config.size, config.size)
+        ]
+        if len(differences) == len(images) and all(each <= _TOLERANCE for each in differences):
             return config
     raise ValueError(
         f"{source}: the pixels of its image processor {kind} cannot be reproduced: kway resizes "
@@ -84,7 +88,7 @@ def processed(processor: Any, image: _Pixels) -> _Pixels:
     return found
 
 
-def normalized(image: _Pixels, config: ImageConfig) -> _Pixels:
+def _normalized(image: _Pixels, config: ImageConfig) -> _Pixels:
     """Return the normalized pixels [C, size, size] of kway's evaluation transform."""
     mean, std = (np.reshape(row, (-1, 1, 1)) for row in (config.mean, config.std))
     result: _Pixels = (for_evaluation(image, config) / 255 - mean) / std
@@ -121,7 +125,15 @@ def _normalization(processor: Any, channels: int) -> tuple[tuple[float, ...], tu
 def _geometries(processor: Any) -> Iterator[dict[str, Any]]:
     """Yield the settings of resizing and cropping that the processor may mean."""
     if hasattr(processor, "data_config"):
-        yield from _timm_geometries(processor.data_config)
+        settings = processor.data_config
+        side = settings["input_size"][1]
+        yield {
+            "size": side,
+            "resize": math.floor(side / settings["crop_pct"]),
+            "interpolation": settings["interpolation"],
+            "keep_aspect": settings["crop_mode"] != "squash",
+            "crop_offset": "nearest",
+        }
         return
     size, crop = getattr(processor, "size", None), getattr(processor, "crop_size", None)
     if not getattr(processor, "do_resize", False) or not size:
@@ -144,23 +156,5 @@ def _geometries(processor: Any) -> Iterator[dict[str, Any]]:
             }
 
 
-def _timm_geometries(settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    size = settings["input_size"][1]
-    yield {
-        "size": size,
-        "resize": math.floor(size / settings["crop_pct"]),
-        "interpolation": settings["interpolation"],
-        "keep_aspect": settings["crop_mode"] != "squash",
-        "crop_offset": "nearest",
-    }
-
-
 def _side(size: Any) -> int:
     return int(size.get("shortest_edge") or size.get("height") or 0)
-
-
-def _equal(found: _Pixels, expected: _Pixels) -> bool:
-    if found.shape != expected.shape:
-        return False
-    span = float(np.ptp(expected)) or 1.0
-    return bool(np.abs(found - expected).max() <= _TOLERANCE * span)

@@ -37,16 +37,12 @@ class ClassCenters:
     of_classes: float
     of_noise: float
 
-    def weight(self, num_samples: NDArray[np.integer]) -> FloatArray:
-        """Return the weight z of the mean of `num_samples` own samples."""
-        own = num_samples * self.of_classes
-        return _ratio(own, own + self.of_noise)
-
     def at(
         self, classes: IntArray | slice, means: FloatArray, num_samples: NDArray[np.integer]
     ) -> FloatArray:
         """Return the centers of `classes`, given the `means` of `num_samples` own samples."""
-        weight = self.weight(num_samples)
+        own = num_samples * self.of_classes
+        weight = _ratio(own, own + self.of_noise)  # z
         return weight * means + (1 - weight) * self.group_centers[classes]
 
 
