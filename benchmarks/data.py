@@ -126,9 +126,9 @@ def _compared_images(
 ) -> Iterator[Row]:
     """Compare how long the loader and its peers take for `number` batches."""
     with TrainLoader(split, config, global_batch=batch, cursor=Cursor(0)) as loader:
-        contenders = {
-            name: partial(_read, batches, number)
-            for name, (batches, _) in {"loader": (loader, None), **peers}.items()
+        contenders = {"loader": partial(_read, loader, number)}
+        contenders |= {
+            name: partial(_read, batches, number) for name, (batches, _) in peers.items()
         }
         targets = {name: target for name, (_, target) in peers.items()}
         yield from _compared(case, contenders, targets, number * batch, "images")
