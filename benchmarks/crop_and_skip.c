@@ -43,10 +43,10 @@ static void draw_box(unsigned short *state, int height, int width, int *box) {
 }
 
 /* Write the RGB rows of a random box to `pixels`, which has room for `capacity` bytes. `state`: of
- * the generator. fast: use the fast DCT and the fast upsampling. Return 0, and in `found` the height
- * and the width of the box, the number of columns in a row, and those before the box, because
- * libjpeg-turbo begins at a block. Return -1 for a broken image or a box that is too large. */
-int decode_crop(const unsigned char *data, unsigned long size, int fast, unsigned short *state,
+ * the generator. Return 0, and in `found` the height and the width of the box, the number of columns
+ * in a row, and those before the box, because libjpeg-turbo begins at a block. Return -1 for a
+ * broken image or a box that is too large. */
+int decode_crop(const unsigned char *data, unsigned long size, unsigned short *state,
                 unsigned char *pixels, unsigned long capacity, int *found) {
     struct jpeg_decompress_struct decoder;
     struct errors errors;
@@ -61,8 +61,8 @@ int decode_crop(const unsigned char *data, unsigned long size, int fast, unsigne
     jpeg_mem_src(&decoder, data, size);
     jpeg_read_header(&decoder, TRUE);
     decoder.out_color_space = JCS_RGB;
-    decoder.dct_method = fast ? JDCT_IFAST : JDCT_ISLOW;
-    decoder.do_fancy_upsampling = !fast;
+    decoder.dct_method = JDCT_IFAST;
+    decoder.do_fancy_upsampling = FALSE;
     int box[4];
     draw_box(state, decoder.image_height, decoder.image_width, box);
     jpeg_start_decompress(&decoder);

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import cv2
 import numpy as np
 
-from benchmarks.data_images import draw_small
+from benchmarks.data_peers import SMALL_SIDE
 from benchmarks.timing import Row, numbers_of_a_process, resident
 from data.config import DataConfig
 from data.loading.batch import Cursor
@@ -25,6 +26,18 @@ from data.sources import ImageFolder
 
 SAMPLES, SAMPLES_PER_SHARD, BATCH = 10_000_000, 10_000, 256
 EPOCHS = (0, 0.25, 0.5, 0.999, 10.5)  # the positions of the first batch
+
+
+def draw_small(folder: Path, count: int) -> None:
+    """Write PNGs of smooth noise in ten classes."""
+    rng = np.random.default_rng(0)
+    for label in range(10):
+        (folder / str(label)).mkdir(parents=True)
+    for number in range(count):
+        noise = rng.normal(128, 40, (8, 8, 3))
+        image = cv2.resize(noise, (SMALL_SIDE, SMALL_SIDE), interpolation=cv2.INTER_CUBIC)
+        path = folder / str(number % 10) / f"{number}.png"
+        cv2.imwrite(str(path), np.clip(image, 0, 255).astype(np.uint8))
 
 
 def make_shards(folder: Path, samples: int) -> None:

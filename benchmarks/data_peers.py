@@ -35,47 +35,30 @@ Collate = Callable[[Samples], Arrays]
 # ------------------------------------------------------------------------ tars
 
 
-class TarSamples:
-    """Random access to the samples of `tars`, via a list of offsets and one `pread` per sample."""
-
-    def __init__(self, tars: Sequence[str], suffix: str) -> None:
-        self._samples: list[tuple[int, int, int, int]] = []  # descriptor, offset, size, label
-        for path in tars:
-            descriptor = os.open(path, os.O_RDONLY)
-            with tarfile.open(path) as tar:
-                members = {member.name: member for member in tar}
-            for name, member in members.items():
-                key, _, extension = name.partition(".")
-                if extension == suffix:
-                    label = members[f"{key}.cls"]
-                    number = int(os.pread(descriptor, label.size, label.offset_data))
-                    self._samples.append((descriptor, member.offset_data, member.size, number))
-
-    def batches(self, size: int) -> Iterator[Samples]:
-        """Yield infinite batches, with a new permutation each epoch."""
-        order: list[tuple[int, int, int, int]] = []
-        while True:
-            while len(order) < size:
-                order += random.sample(self._samples, len(self._samples))
-            batch, order = order[:size], order[size:]
-            yield [(os.pread(file, length, offset), label) for file, offset, length, label in batch]
-
-
-def loop(
-    tars: Sequence[str],
-    suffix: str,
-    size: int,
-    collate: Collate,
-) -> Iterator[Arrays]:
-    """Return infinite batches in random order: a hand-written loop."""
-    return map(collate, TarSamples(tars, suffix).batches(size))
+def loop(tars: Sequence[str], suffix: str, size: int, collate: Collate) -> Iterator[Arrays]:
+    """Yield infinite batches, with a new permutation each epoch: a hand-written loop with a list of
+    offsets and one `pread` per sample."""
+    samples = []  # descriptor, size, offset, label
+    for path in tars:
+        descriptor = os.open(path, os.O_RDONLY)
+        with tarfile.open(path) as tar:
+            members = {member.name: member for member in tar}
+        for name, member in members.items():
+            key, _, extension = name.partition(".")
+            if extension == suffix:
+                label = members[f"{key}.cls"]
+                number = int(os.pread(descriptor, label.size, label.offset_data))
+                samples.append((descriptor, member.size, member.offset_data, number))
+    order: list[tuple[int, int, int, int]] = []
+    while True:
+        while len(order) < size:
+            order += random.sample(samples, len(samples))
+        batch, order = order[:size], order[size:]
+        yield collate([(os.pread(*place), label) for *place, label in batch])
 
 
 def webdataset_loop(
-    tars: Sequence[str],
-    suffix: str,
-    size: int,
-    collate: Collate,
+    tars: Sequence[str], suffix: str, size: int, collate: Collate
 ) -> Iterator[Arrays]:
     """Return infinite batches in the order of the tars."""
     dataset = (
@@ -101,9 +84,9 @@ def images(decode: Decode) -> Collate:
     return collate
 
 
-def compiled_crop_and_skip(folder: Path, *, fast: bool) -> Decode | None:
+def compiled_crop_and_skip(folder: Path) -> Decode | None:
     """Compile `crop_and_skip.c` in `folder` and return a function that decodes only the crop, with
-    libjpeg-turbo's fastest settings or with its default settings, which are more accurate.
+    libjpeg-turbo's fastest settings.
 
     Returns None if there is no C compiler, or if libjpeg-turbo's development files are missing.
     """
@@ -120,7 +103,7 @@ def compiled_crop_and_skip(folder: Path, *, fast: bool) -> Decode | None:
 
     def decode(data: bytes) -> np.ndarray:
         size = ctypes.c_ulong(len(data))
-        assert not decoder.decode_crop(data, size, int(fast), state, into, capacity, found)
+        assert not decoder.decode_crop(data, size, state, into, capacity, found)
         height, width, columns, before = found
         rows = pixels[: height * columns * 3].reshape(height, columns, 3)
         return _finished(rows[:, before : before + width])

@@ -7,8 +7,9 @@ gradients are compared with those of the naive step.
 
 import argparse
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,15 +23,15 @@ from benchmarks.timing import (
     Sections,
     command_line,
     numbers_of_a_process,
+    peak_bytes,
     ratio_row,
     report,
-    resident,
-    restart_high_water_mark,
     take_turns,
 )
 from heads import ClassHead, HierarchicalSoftmaxHead, LabelTree, build_cover_tree
 from heads.engine.block_size import CPU_MEMORY_MIB
 from heads.losses import LOSSES, Block, CrossEntropy, Rows, SmoothTopK
+from heads.tree import CoverTree
 from launch.terminal import progress
 from tests.heads.clustered import clustered
 
@@ -63,23 +64,20 @@ _PEAK_LIMIT_MIB, _MOST_MB = 256, 300
 VECTORS, MANY_VECTORS = (100_000, 300), (1_000_000, 64)
 
 
-@dataclass(frozen=True)
-class Step:
-    """Forward and backward of a module that maps features [B, d] and labels [B] to a loss.
+def step_of(module: nn.Module, features: Tensor, labels: Tensor) -> Callable[[], Tensor]:
+    """Return forward and backward of a module that maps features [B, d] and labels [B] to a loss.
 
     Gradients are not accumulated over calls, as in a training loop.
     """
 
-    module: nn.Module
-    features: Tensor
-    labels: Tensor
-
-    def __call__(self) -> Tensor:
-        self.features.grad = None
-        self.module.zero_grad(set_to_none=True)
-        loss: Tensor = self.module(self.features, self.labels)
+    def step() -> Tensor:
+        features.grad = None
+        module.zero_grad(set_to_none=True)
+        loss: Tensor = module(features, labels)
         loss.backward()
         return loss.detach()
+
+    return step
 
 
 class LinearCrossEntropy(nn.Module):
@@ -148,31 +146,31 @@ def losses() -> Iterator[Row]:
 
 def smooth_topk() -> Iterator[Row]:
     """Compare the smooth top-k loss alone, on given logits, with torch's cross_entropy."""
-    for case in TOPK_CASES:
-        yield _smooth_topk(*case)
+    for classes, k, at_most in TOPK_CASES:
+        logits = torch.randn(TOPK_BATCH, classes, requires_grad=True)
+        labels = torch.randint(classes, (TOPK_BATCH,))
+        contenders = {
+            "ours": partial(_gradient_of_topk, SmoothTopK(k, 1.0), logits, labels),
+            "theirs": partial(_gradient_of_cross_entropy, logits, labels),
+        }
+        case = f"n = {classes:,}, B = {TOPK_BATCH}, k = {k}, tau = 1"
+        times = take_turns(contenders, title=f"smooth_topk, {case}", rounds=25, seconds=20)
+        what = "smooth_topk / cross_entropy, the loss alone"
+        yield ratio_row(what, case, times["ours"], times["theirs"], at_most)
 
 
-def _smooth_topk(classes: int, k: int, at_most: float | None) -> Row:
-    logits = torch.randn(TOPK_BATCH, classes, requires_grad=True)
-    labels, class_ids = torch.randint(classes, (TOPK_BATCH,)), torch.arange(classes)
-    loss = SmoothTopK(k, 1.0)
+def _gradient_of_topk(loss: SmoothTopK, logits: Tensor, labels: Tensor) -> Tensor:
+    """Compute the gradient [B, K] with all classes in one block, as the engine does."""
+    num_classes = logits.shape[1]
+    block = Block.of(torch.arange(num_classes), labels, labels, logits)
+    value = loss.value(loss.statistics(logits, block), Rows(num_classes, labels))
+    by_logits, by_true = torch.autograd.grad(value, (logits, block.true))
+    return block.positions.add(by_logits.contiguous(), by_true)
 
-    def ours() -> Tensor:
-        """Compute the gradient [B, K] with all classes in one block, as the engine does."""
-        block = Block.of(class_ids, labels, labels, logits)
-        value = loss.value(loss.statistics(logits, block), Rows(classes, labels))
-        by_logits, by_true = torch.autograd.grad(value, (logits, block.true))
-        return block.positions.add(by_logits.contiguous(), by_true)
 
-    def theirs() -> None:
-        logits.grad = None
-        F.cross_entropy(logits, labels).backward()
-
-    case = f"n = {classes:,}, B = {TOPK_BATCH}, k = {k}, tau = 1"
-    contenders = {"ours": ours, "theirs": theirs}
-    times = take_turns(contenders, title=f"smooth_topk, {case}", rounds=25, seconds=20)
-    what = "smooth_topk / cross_entropy, the loss alone"
-    return ratio_row(what, case, times["ours"], times["theirs"], at_most)
+def _gradient_of_cross_entropy(logits: Tensor, labels: Tensor) -> None:
+    logits.grad = None
+    F.cross_entropy(logits, labels).backward()
 
 
 def peak_memory() -> Iterator[Row]:
@@ -183,7 +181,7 @@ def peak_memory() -> Iterator[Row]:
     for kind in track(PEAK_KINDS, "peak memory", console=Console(stderr=True), transient=True):
         case = f"{kind}:{PEAK_CLASSES}"
         (found[kind],) = numbers_of_a_process("benchmarks.heads", "--peak", case)
-    least, *_, most = sorted(found, key=found.__getitem__)
+    least, most = min(found, key=found.__getitem__), max(found, key=found.__getitem__)
     every = ", ".join(f"{kind} {megabytes:.0f}" for kind, megabytes in found.items())
     yield Row(
         "extra peak memory of a step, any loss",
@@ -200,10 +198,8 @@ def _extra_megabytes(kind: str, classes: int) -> float:
     head = loss_head(kind, classes, _PEAK_DIM)
     head.engine = replace(head.engine, memory_bytes=_PEAK_LIMIT_MIB << 20)
     features = torch.randn(_PEAK_BATCH, _PEAK_DIM, requires_grad=True)
-    step = Step(head, features, torch.randint(classes, (_PEAK_BATCH,)))
-    before = restart_high_water_mark()
-    step()
-    return (resident("VmHWM") - before - head.weight.nbytes) / 1e6
+    step = step_of(head, features, torch.randint(classes, (_PEAK_BATCH,)))
+    return (peak_bytes(step, torch.device("cpu")) - head.weight.nbytes) / 1e6
 
 
 def cover_trees() -> Iterator[Row]:
@@ -234,12 +230,17 @@ def loss_head(kind: str, classes: int, dim: int) -> ClassHead:
 
 def _built(vectors: np.ndarray, kind: str, at_most: str) -> Row:
     num, dim = vectors.shape
-    memory, started, cpu = restart_high_water_mark(), time.perf_counter(), time.process_time()
-    with progress("building the tree", "classes") as shown:
-        cover = build_cover_tree(vectors, report=shown)
-    tree = cover.vtree()
+    found: list[tuple[CoverTree, LabelTree]] = []
+
+    def build() -> None:
+        with progress("building the tree", "classes") as shown:
+            cover = build_cover_tree(vectors, report=shown)
+        found.append((cover, cover.vtree()))
+
+    started, cpu = time.perf_counter(), time.process_time()
+    memory = peak_bytes(build, torch.device("cpu"))
     seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
-    memory = resident("VmHWM") - memory
+    ((cover, tree),) = found
     return Row(
         f"cover tree and V-tree of {kind}",
         f"{num:,} x {dim}, base {cover.base}",
@@ -264,7 +265,7 @@ def _check(modules: Mapping[str, nn.Module], classes: int, batch: int) -> None:
     features, labels = _inputs(classes, batch)
     found = []
     for module in modules.values():
-        loss = Step(module, features, labels)()
+        loss = step_of(module, features, labels)()
         found.append((loss, features.grad, next(module.parameters()).grad))
     for got, expected in zip(*found, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-6)
@@ -279,7 +280,7 @@ def _timed(
     rounds: int = 9,
 ) -> dict[str, np.ndarray]:
     features, labels = _inputs(classes, batch)
-    steps = {name: Step(module, features, labels) for name, module in modules.items()}
+    steps = {name: step_of(module, features, labels) for name, module in modules.items()}
     title = f"{' and '.join(modules)}, {_case(classes, batch)}"
     return take_turns(steps, title=title, rounds=rounds, seconds=seconds)
 

@@ -7,15 +7,17 @@ steps alternate, so that both are exposed to the same load.
 """
 
 import argparse
-import statistics
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
 import launch
 from benchmarks.gpu.tasks import random_batch
-from benchmarks.timing import numbers_of_a_process, resident
+from benchmarks.timing import Row, command_line, numbers_of_a_process, report, resident
 from launch.plan.cluster import machine_named
 from launch.plan.plan import Plan
 from launch.plan.request import PlanRequest
@@ -35,27 +37,13 @@ CASES: dict[str, tuple[str, list[str]]] = {
 NUM_CLASSES, BATCH, NUM_STEPS = 1_000, 16, 4
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.plan", description=__doc__)
-    parser.add_argument("cases", nargs="*", choices=[*CASES, []], help="default: all")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--one", choices=CASES, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.one:
-        torch.set_num_threads(options.threads)
-        print(*compare(options.one, options.threads))
-        return
-    print(f"{options.threads} threads, torch {torch.__version__}")
-    print("| case | memory planned | measured | ratio | time planned | measured | ratio |")
-    print("|---|---|---|---|---|---|---|")
-    for case in options.cases or CASES:
-        one = ("--one", case, "--threads", str(options.threads))
-        memory, peak, planned, measured = numbers_of_a_process("benchmarks.plan", *one)
-        print(
-            f"| {case} | {memory / 2**30:.2f} GiB | {peak / 2**30:.2f} GiB | {memory / peak:.2f} "
-            f"| {planned:.2f} s | {measured:.2f} s | {planned / measured:.2f} |",
-            flush=True,
-        )
+def rows(case: str) -> Iterator[Row]:
+    one = ("--one", case, "--threads", str(torch.get_num_threads()))
+    memory, peak, planned, measured = numbers_of_a_process("benchmarks.plan", *one)
+    details = f"{memory / 2**30:.2f} / {peak / 2**30:.2f} GiB"
+    yield Row("memory, planned / measured", case, f"{memory / peak:.2f}", details=details)
+    details = f"{planned:.2f} / {measured:.2f} s"
+    yield Row("time, planned / measured", case, f"{planned / measured:.2f}", details=details)
 
 
 def compare(case: str, threads: int) -> tuple[float, float, float, float]:
@@ -65,7 +53,7 @@ def compare(case: str, threads: int) -> tuple[float, float, float, float]:
     overrides = [*overrides, f"train.global_batch={BATCH}", "train.precision=fp32"]
     overrides.append("checkpoint.in_background=false")
     recipe = load_recipe(Path(launch.__file__).parent / "recipes" / f"{name}.yaml", overrides)
-    planned, measured, plan = [], [], None
+    planned, measured = [], []
     with open_world("cpu") as world:
         torch.set_num_threads(threads)  # `open_world` has set them to the number of cores
         names = [f"class {label}" for label in range(NUM_CLASSES)]
@@ -81,10 +69,16 @@ def compare(case: str, threads: int) -> tuple[float, float, float, float]:
             take_step(task, batch, 1.0, step=step)
             measured.append(time.perf_counter() - started)
         task.close()
-    assert plan is not None
     peak = resident("VmHWM")
-    return plan.host.peak, peak, statistics.median(planned), statistics.median(measured)
+    return plan.host.peak, peak, float(np.median(planned)), float(np.median(measured))
 
 
 if __name__ == "__main__":
-    main()
+    parser = command_line("plan", __doc__)
+    parser.add_argument("--one", choices=CASES, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        torch.set_num_threads(options.threads)
+        print(*compare(options.one, options.threads))
+    else:
+        report(options, {case: partial(rows, case) for case in CASES})

@@ -1,5 +1,5 @@
 """The hand-written application that the servers are compared with: `plain` is FastAPI on uvicorn,
-`ray` is the same application on Ray Serve. Arguments: KIND PORT BUNDLE...
+`ray` is the same application on Ray Serve. Arguments: KIND PORT BUNDLE
 
 It batches across requests, and uses kway's model, preprocessing and response format, with one torch
 thread. Its settings of Ray are those of kway.
@@ -76,25 +76,22 @@ class _Batches:
         return [answer(self.model.bundle, features, one.query) for features, one in pairs]
 
 
-def application(bundles: list[Path]) -> FastAPI:
-    """Each bundle has a route: /0, /1, …"""
+def application(bundle: Path) -> FastAPI:
     torch.set_num_threads(1)
-    models = [_Batches(bundle) for bundle in bundles]
+    model = _Batches(bundle)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        workers = [asyncio.create_task(model.work()) for model in models]
+        worker = asyncio.create_task(model.work())
         yield
-        for worker in workers:
-            worker.cancel()
+        worker.cancel()
 
     api = FastAPI(lifespan=lifespan)
-    for number, model in enumerate(models):
-        api.post(f"/{number}")(model.answer)
+    api.post("/query")(model.answer)
     return api
 
 
-def _on_ray(bundles: list[Path], port: int) -> None:
+def _on_ray(bundle: Path, port: int) -> None:
     import ray
     from ray import serve
     from ray.serve.schema import LoggingConfig
@@ -104,7 +101,7 @@ def _on_ray(bundles: list[Path], port: int) -> None:
     serve.start(http_options={"host": "127.0.0.1", "port": port}, logging_config=logging)
 
     @serve.deployment(max_ongoing_requests=_MAX_QUEUED, logging_config=logging)
-    @serve.ingress(lambda: application(bundles))
+    @serve.ingress(lambda: application(bundle))
     class Peer:
         pass
 
@@ -114,10 +111,9 @@ def _on_ray(bundles: list[Path], port: int) -> None:
 
 
 if __name__ == "__main__":
-    kind, listen_on, *paths = sys.argv[1:]
-    given = [Path(path) for path in paths]
+    kind, listen_on, path = sys.argv[1:]
     if kind == "ray":
-        _on_ray(given, int(listen_on))
+        _on_ray(Path(path), int(listen_on))
     else:
         options = {"port": int(listen_on), "log_level": "error", "access_log": False}
-        uvicorn.run(application(given), **options)  # type: ignore[arg-type]
+        uvicorn.run(application(Path(path)), **options)  # type: ignore[arg-type]

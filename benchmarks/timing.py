@@ -6,6 +6,7 @@ have a target.
 """
 
 import argparse
+import gc
 import os
 import platform
 import re
@@ -70,6 +71,19 @@ def take_turns(
     return {name: np.array(times) for name, times in found.items()}
 
 
+def take_turns_on(
+    device: torch.device, contenders: Mapping[str, Callable[[], object]], *, seconds: float
+) -> dict[str, np.ndarray]:
+    """Time contenders as `take_turns` does, and wait for the device after each of them."""
+
+    def clock() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return take_turns(contenders, title="measuring", seconds=seconds, rounds=20, clock=clock)
+
+
 def ratio_row(
     what: str, case: str, ours: np.ndarray, theirs: np.ndarray, at_most: float | None = None
 ) -> Row:
@@ -120,6 +134,32 @@ def resident(name: str) -> int:
     return 1024 * int(found[1])
 
 
+def allocated_bytes(device: torch.device) -> int:
+    return resident("VmRSS") if device.type == "cpu" else torch.cuda.memory_allocated(device)
+
+
+def peak_bytes(work: Callable[[], object], device: torch.device) -> int:
+    """Return the peak of the memory that `work` allocates in addition to what is allocated now."""
+    gc.collect()
+    if device.type == "cpu":
+        before = restart_high_water_mark()
+        work()
+        return resident("VmHWM") - before
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    start = torch.cuda.memory_allocated(device)
+    work()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - start
+
+
+def free(device: torch.device) -> None:
+    """Return the memory of freed tensors to the device, for contenders that need all of it."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def numbers_of_a_process(module: str, *arguments: str) -> list[float]:
     """Run a module in a process of its own and return the numbers that it prints."""
     command = [sys.executable, "-m", module, *arguments]
@@ -140,10 +180,8 @@ def machine() -> str:
 
 def hardware() -> str:
     """Return the processor, its number of cores, and the GPU if there is one."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    model = models[0] if models else platform.processor() or platform.machine()
+    found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    model = platform.machine() if found is None else found[1]
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     return f"{model}, {os.cpu_count()} cores{gpu}"
 

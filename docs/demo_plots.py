@@ -13,7 +13,7 @@ from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 
 from data.loading.loader import EvalLoader
 from data.shards.split import open_split
-from heads.slc import block_measures, pooled_thresholds
+from heads.slc import block_measures
 from launch.commands.demo import DENSE_BATCH_CE, DENSE_CE, VTREE_CE, DemoRun
 from trainer.run.trained_run import open_trained
 from trainer.world import World
@@ -79,7 +79,8 @@ def _typical_class(found: list[Logits]) -> int:
 
 def _draw_one_class(ax: Axes, loss: str, logits: Logits, class_id: int) -> None:
     column, own = logits.logits[:, class_id], logits.labels == class_id
-    threshold = float(pooled_thresholds(torch.from_numpy(column[own]), [_RECALL])[0])
+    one_class = torch.from_numpy(column)[:, None], torch.from_numpy(logits.labels)
+    threshold = float(block_measures(*one_class, torch.tensor([class_id]), [_RECALL]).threshold)
     above = int((column[~own] >= threshold).sum())
     ax.hist(column[~own], bins=60, color=_FALSE, label=f"{(~own).sum():,} images of other classes")
     ax.set_yscale("symlog", linthresh=1)

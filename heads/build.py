@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from heads.config import HeadConfig, LabelTreeConfig
+from heads.config import HeadConfig
 from heads.factored import FactoredHead
 from heads.head import ClassHead
 from heads.hierarchical import HierarchicalSoftmaxHead
 from heads.rows.node_values import FP8
-from heads.tree import CoverTree, LabelTree, build_cover_tree, label_tree_of_paths
+from heads.tree import LabelTree, build_cover_tree, label_tree_of_paths
 from heads.tree.named_tree import NamedTree
 
 ClassPaths = tuple[Sequence[Sequence[str]], np.ndarray]
@@ -118,7 +118,18 @@ def build_tree(
                 "head.weights.tree.kind=vectors or head.weights.tree.file"
             )
         return label_tree_of_paths(*class_paths)[0]
-    cover = _cover_tree(weights.tree, num_classes, label_vectors)
+    if label_vectors is None:
+        raise ValueError(
+            "head.weights needs label vectors, but the shards have none: use shards with label "
+            "vectors, or set head.weights.kind=dense, head.weights.tree.file or, if the shards "
+            "have a hierarchy, head.weights.tree.kind=hierarchy"
+        )
+    if len(label_vectors) != num_classes:
+        raise ValueError(
+            f"there are {len(label_vectors)} label vectors, but {num_classes} classes: "
+            "write the shards again with kway shard"
+        )
+    cover = build_cover_tree(label_vectors, base=weights.tree.base)
     return cover.utree() if weights.kind == "utree" else cover.vtree()
 
 
@@ -144,23 +155,6 @@ def _tree_from_file(
             f"or build it with kway tree build --kind {kind}"
         )
     return tree
-
-
-def _cover_tree(
-    config: LabelTreeConfig, num_classes: int, label_vectors: np.ndarray | None
-) -> CoverTree:
-    if label_vectors is None:
-        raise ValueError(
-            "head.weights needs label vectors, but the shards have none: use shards with label "
-            "vectors, or set head.weights.kind=dense, head.weights.tree.file or, if the shards "
-            "have a hierarchy, head.weights.tree.kind=hierarchy"
-        )
-    if len(label_vectors) != num_classes:
-        raise ValueError(
-            f"there are {len(label_vectors)} label vectors, but {num_classes} classes: "
-            "write the shards again with kway shard"
-        )
-    return build_cover_tree(label_vectors, base=config.base)
 
 
 def _class_weights(

@@ -179,51 +179,42 @@ class HeadConfig(_Config):
         return weights.kind != "factored" and not logits.normalizes
 
     @model_validator(mode="after")
-    def _logits_fit(self) -> "HeadConfig":
-        logits = self.logits
-        special = self.loss.kind if self.loss.over_nodes else self.weights.kind
-        if not logits.is_plain and (self.loss.over_nodes or special == "factored"):
+    def _parts_fit(self) -> "HeadConfig":
+        weights, loss, logits = self.weights, self.loss, self.logits
+        special = loss.kind if loss.over_nodes else weights.kind
+        if not self.has_class_rows and not logits.is_plain:
             raise ValueError(
                 f"{special} supports only dot logits without a scale, offset or prior: remove "
                 "head.logits, or set weights.kind=dense and a loss over classes"
             )
+        if not self.has_class_rows and self.dtype != "fp32":
+            raise ValueError(f"{special} supports only float32 rows: set dtype=fp32")
         if logits.normalizes and self.bias:
             raise ValueError(f"{logits.kind} logits do not support a bias: set bias=false")
-        return self
-
-    @model_validator(mode="after")
-    def _parts_fit(self) -> "HeadConfig":
-        weights, loss = self.weights.kind, self.loss
         if loss.over_nodes:
-            if weights not in ("utree", "vtree") or self.class_weights != "none":
+            if not isinstance(weights, _TreeConfig) or self.class_weights != "none":
                 raise ValueError(
                     f"{loss.kind} needs a tree and does not support class weights: set "
                     "weights.kind=vtree and class_weights=none"
                 )
-            if (
-                isinstance(self.weights, UTreeConfig | VTreeConfig)
-                and self.weights.gradient_damping
-            ):
+            if weights.gradient_damping:
                 raise ValueError(
                     f"{loss.kind} does not sum gradients over subtrees: set "
                     "weights.gradient_damping=0"
                 )
-        elif weights == "factored" and not loss.num_power_sums:
+        elif weights.kind == "factored" and not loss.num_power_sums:
             family = [kind for kind, each in LOSSES.items() if each.num_power_sums]
             raise ValueError(
                 f"factored weights do not support {loss.kind}: set weights.kind=dense, or set "
                 f"loss.kind to one of {', '.join(family)}"
             )
-        if self.init is not None and (weights != "dense" or self.dtype != "fp32"):
+        if self.init is not None and (weights.kind != "dense" or self.dtype != "fp32"):
             raise ValueError(
                 "init loads one float32 row per class: set weights.kind=dense and dtype=fp32"
             )
-        if self.dtype != "fp32" and not self.has_class_rows:
-            special = loss.kind if loss.over_nodes else weights
-            raise ValueError(f"{special} supports only float32 rows: set dtype=fp32")
-        if weights == "factored" and self.bias:
+        if weights.kind == "factored" and self.bias:
             raise ValueError("factored weights do not support a bias: set bias=false")
-        if self.tiles and weights == "factored":
+        if weights.kind == "factored" and self.tiles:
             raise ValueError("factored weights do not compute logits: set tiles=false")
         if self.tiles and loss.tile is None:
             raise ValueError(

@@ -157,24 +157,6 @@ def _measures(
     )
 
 
-def pooled_thresholds(true_scores: Tensor, recalls: Sequence[float] = (0.9, 0.99)) -> Tensor:
-    """Return one threshold per recall [R] for all classes together.
-
-    It is the largest threshold that reaches the recall over `true_scores` [N], the scores of
-    samples for their own class.
-    """
-    recalls = _checked_recalls(recalls)
-    if true_scores.numel() == 0:
-        raise ValueError("a pooled threshold needs at least one true score, got none")
-    if true_scores.isnan().any():
-        raise ValueError(
-            "a true score is NaN, which cannot be ranked: check the model's weights and inputs"
-        )
-    ascending = true_scores.flatten().sort().values
-    total = torch.tensor(len(ascending), device=true_scores.device)
-    return torch.stack([ascending[total - _needed(total, recall)] for recall in recalls])
-
-
 def positions_of_labels(labels: Tensor, class_ids: Tensor) -> tuple[Tensor, Tensor]:
     """Return rows and columns [n] of the true scores in a block of classes, ordered by column.
 

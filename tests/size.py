@@ -141,7 +141,10 @@ class Code:
                 yield module.path, *importers[name]
 
     def small_functions(self) -> Iterator[tuple[str, int]]:
-        """Yield private functions of at most `MAX_LINES` lines that are used once in their file."""
+        """Yield private functions of at most `MAX_LINES` lines that are used once in their file.
+
+        Triton compiles only functions of a module (`jit`), so they cannot be part of their user.
+        """
         for module in self.modules.values():
             names = Counter(
                 node.id if isinstance(node, ast.Name) else node.attr
@@ -152,6 +155,7 @@ class Code:
                 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                     lines = (node.end_lineno or node.lineno) - node.lineno + 1
                     is_private = node.name.startswith("_") and not node.name.endswith("__")
+                    is_private &= all(ast.unparse(each) != "jit" for each in node.decorator_list)
                     if is_private and lines <= MAX_LINES and names[node.name] == 1:
                         yield f"{module.path}:{node.name}", lines
 

@@ -75,12 +75,14 @@ def test_git_ignores_what_the_commands_of_the_quickstart_write():
     assert set(found.stdout.split()) == {"demo/queries", "runs/glyphs", *written}
 
 
-def test_the_command_loads_without_torch():
-    """This keeps `kway --help` fast, and lets `kway doctor` run even if torch is broken."""
+def test_the_command_and_the_servicer_load_without_torch():
+    """This keeps `kway --help` fast, lets `kway doctor` run even if torch is broken, and keeps
+    Ray's gRPC proxies, which import the servicer, small."""
     heavy = ("torch", "transformers", "ray", "cv2", "deepspeed", "matplotlib")
     code = (
         "import sys, serving.config, launch.main; "
-        f"print([name for name in {heavy} if name in sys.modules])"
+        f"print([name for name in {heavy} if name in sys.modules]); "
+        "import serving.inference.servicer; print('torch' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -90,7 +92,7 @@ def test_the_command_loads_without_torch():
         check=True,
         timeout=240,
     )
-    assert done.stdout == "[]\n"
+    assert done.stdout == "[]\nFalse\n"
 
 
 def imported(path: Path) -> set[str]:

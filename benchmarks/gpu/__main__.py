@@ -91,7 +91,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.slice is not None:
         if options.slice not in slices:
             parser.error(f"--slice {options.slice} is unknown: choose from {', '.join(slices)}")
-        rows = [asdict(row) for row in slices[options.slice][0](torch.device(_kind(has_gpu)))]
+        device = torch.device("cuda" if has_gpu else "cpu")
+        rows = [asdict(row) for row in slices[options.slice][0](device)]
         result = json.dumps({"machine": machine(), "rows": rows}, indent=1)
         commit(options.out / f"{options.slice}.json", f"{result}\n".encode())
         return 0
@@ -106,10 +107,6 @@ def main(arguments: list[str] | None = None) -> int:
             failed.append(name)
     _write_table(slices, options.out)
     return 1 if failed else 0
-
-
-def _kind(has_gpu: bool) -> str:
-    return "cuda" if has_gpu else "cpu"
 
 
 def _run(name: str, folder: Path, seconds: float) -> bool:

@@ -5,15 +5,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.gpu.measuring import allocated_bytes, free, measure, peak_bytes
-from benchmarks.timing import Row
+from benchmarks.timing import Row, allocated_bytes, free, peak_bytes, take_turns_on
 from heads import ClassHead, FusedSGD, optional_triton
 from heads.build import ROW_DTYPES
 from heads.losses import CrossEntropy
@@ -71,7 +69,7 @@ def head(classes: int, rows: int, dim: int, device: torch.device, seconds: float
     for name, create in contenders(problem):
         what = f"{name} / bare products"
         try:
-            each, memory = _measured(partial(create, problem), device, seconds)
+            each, memory = _measured(create, device, seconds)
         except Exception as error:  # peers raise errors of any kind for sizes they do not support
             if name.startswith("kway") and not isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -81,20 +79,29 @@ def head(classes: int, rows: int, dim: int, device: torch.device, seconds: float
         yield Row(what, case, f"{each / bare:.2f}", details=details)
 
 
-def contenders(problem: Problem) -> Iterator[tuple[str, Callable[[Problem], Step]]]:
-    """Yield the losses that are installed and support the device."""
-    yield "kway", _kway
-    if problem.features.device.type == "cuda" and optional_triton.is_installed:
-        yield "kway, tiles", partial(_kway, tiles=True)
-    yield "torch cross_entropy", _cross_entropy
+def contenders(problem: Problem) -> Iterator[tuple[str, Callable[[], Step]]]:
+    """Yield the losses that are installed and support the device, and functions that create their
+    steps."""
+    labels, is_cuda = problem.labels, problem.features.device.type == "cuda"
+    step_of = partial(partial, _step_of, problem)
+    yield "kway", partial(_kway, problem)
+    if is_cuda and optional_triton.is_installed:
+        yield "kway, tiles", partial(_kway, problem, tiles=True)
+    yield "torch cross_entropy", step_of(lambda x, w: F.cross_entropy(F.linear(x, w), labels))
     if hasattr(F, "linear_cross_entropy"):  # torch 2.13 and later
-        yield "torch linear_cross_entropy", _linear_cross_entropy
-    if problem.features.device.type == "cuda":
-        if find_spec("liger_kernel") is not None:
-            yield "Liger", _liger
-        if find_spec("cut_cross_entropy") is not None:
-            yield "CCE, filter_eps=None", partial(_cce, filter_eps=None)
-            yield "CCE", _cce
+        name = "torch linear_cross_entropy"
+        yield name, step_of(lambda x, w: F.linear_cross_entropy(x, w.bfloat16(), labels))
+    if is_cuda and find_spec("liger_kernel") is not None:
+        from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+
+        liger = LigerFusedLinearCrossEntropyLoss()
+        yield "Liger", step_of(lambda x, w: liger(w.bfloat16(), x, labels))
+    if is_cuda and find_spec("cut_cross_entropy") is not None:
+        from cut_cross_entropy import linear_cross_entropy
+
+        for name, options in (("CCE, filter_eps=None", {"filter_eps": None}), ("CCE", {})):
+            cce = partial(linear_cross_entropy, targets=labels, **options)
+            yield name, step_of(lambda x, w, cce=cce: cce(x, w.bfloat16()))
 
 
 def fused(cases: Sequence[RowsSize], device: torch.device, seconds: float) -> Iterator[Row]:
@@ -126,7 +133,7 @@ def _measured(
 
 
 def _seconds(work: Callable[[], object], device: torch.device, seconds: float) -> float:
-    return float(np.median(measure({"step": work}, device, seconds=seconds)["step"]))
+    return float(np.median(take_turns_on(device, {"step": work}, seconds=seconds)["step"]))
 
 
 def _fused(case: RowsSize, device: torch.device) -> Step:
@@ -140,18 +147,9 @@ def _fused(case: RowsSize, device: torch.device) -> Step:
         tiles=device.type == "cuda" and optional_triton.is_installed,
         device=device,
     )
-    optimizer = FusedSGD(head, lr=0.1)
     features = torch.randn(case.batch, case.dim, device=device, dtype=torch.bfloat16)
     labels = torch.randint(case.classes, (case.batch,), device=device)
-
-    def step() -> None:
-        leaf = features.detach().requires_grad_()
-        with torch.autocast(device.type, torch.bfloat16):
-            loss = head(leaf, labels, rows_of_ranks=[case.batch])
-        loss.backward()
-        optimizer.step()
-
-    return step
+    return _step_of_head(head, features, labels, FusedSGD(head, lr=0.1).step)
 
 
 def _kway(problem: Problem, *, tiles: bool = False) -> Step:
@@ -160,19 +158,23 @@ def _kway(problem: Problem, *, tiles: bool = False) -> Step:
     head.to_empty(device=problem.features.device)
     head.engine = replace(head.engine, tiles=tiles)
     head.weight = nn.Parameter(problem.weights)  # a copy might not fit in memory
-    known = {"rows_of_ranks": [len(problem.labels)]}
+    return _step_of_head(head, problem.features, problem.labels, head.zero_grad)
 
+
+def _step_of_head(
+    head: ClassHead, features: Tensor, labels: Tensor, finish: Callable[[], object]
+) -> Step:
     def step() -> None:
-        features = problem.features.detach().requires_grad_()
+        leaf = features.detach().requires_grad_()
         with torch.autocast(features.device.type, torch.bfloat16):
-            value = head(features, problem.labels, **known)
-        value.backward()
-        head.weight.grad = None
+            loss = head(leaf, labels, rows_of_ranks=[len(labels)])
+        loss.backward()
+        finish()
 
     return step
 
 
-def _differentiated(problem: Problem, loss_of: Callable[[Tensor, Tensor], Tensor]) -> Step:
+def _step_of(problem: Problem, loss_of: Callable[[Tensor, Tensor], Tensor]) -> Step:
     """Return the step of a loss of features and float32 class weights under autocast."""
 
     def step() -> None:
@@ -183,31 +185,6 @@ def _differentiated(problem: Problem, loss_of: Callable[[Tensor, Tensor], Tensor
         loss.backward()
 
     return step
-
-
-def _cross_entropy(problem: Problem) -> Step:
-    return _differentiated(problem, lambda x, w: F.cross_entropy(F.linear(x, w), problem.labels))
-
-
-def _linear_cross_entropy(problem: Problem) -> Step:
-    return _differentiated(
-        problem, lambda x, w: F.linear_cross_entropy(x, w.bfloat16(), problem.labels)
-    )
-
-
-def _liger(problem: Problem) -> Step:
-    from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
-
-    loss = LigerFusedLinearCrossEntropyLoss()
-    return _differentiated(problem, lambda x, w: loss(w.bfloat16(), x, problem.labels))
-
-
-def _cce(problem: Problem, **options: Any) -> Step:
-    from cut_cross_entropy import linear_cross_entropy
-
-    return _differentiated(
-        problem, lambda x, w: linear_cross_entropy(x, w.bfloat16(), problem.labels, **options)
-    )
 
 
 def _products(problem: Problem) -> Callable[[], None]:

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu.measuring import allocated_bytes, free, measure, peak_bytes
 from benchmarks.gpu.tasks import TaskSize, bare_loop, random_batch, recipe_of
-from benchmarks.timing import Row, ratio_row
-from benchmarks.trainer_step import InMemory, open_trainer
+from benchmarks.timing import Row, allocated_bytes, free, peak_bytes, ratio_row, take_turns_on
+from benchmarks.trainer import InMemory, open_trainer
 from trainer.world import World
 
 _WARM_UP, _TIMED_STEPS = 3, 10
@@ -40,7 +39,7 @@ def step(
         bare = bare_loop(recipe, batch, size.classes)
         bare(_WARM_UP)
         contenders = {"trainer": lambda: steps(_TIMED_STEPS), "bare": lambda: bare(_TIMED_STEPS)}
-        found = measure(contenders, device, seconds=seconds)
+        found = take_turns_on(device, contenders, seconds=seconds)
     free(device)
     case = f"{size.encoder['model_type']}, batch {size.batch}"
     yield ratio_row("trainer step / bare loop", case, found["trainer"], found["bare"], 1.02)

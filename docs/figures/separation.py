@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from docs.figures.digits import Predictions, predictions
 from docs.figures.look import FALSE, INK, TRUE, new_figure
 from heads import LOSSES
-from heads.slc import pooled_thresholds
+from heads.slc import block_measures
 
 _SHOWN = ("ce", "batch_ce", "bce")
 _RECALL = 0.99
@@ -23,7 +23,11 @@ def draw() -> Figure:
 
 def _draw_logits(ax: Axes, loss: str, given: Predictions) -> None:
     true, false = given.logits[given.is_true], given.logits[~given.is_true]
-    threshold = float(pooled_thresholds(true, [_RECALL])[0])
+    labels = (~given.is_true).flatten().long()
+    measures = block_measures(
+        given.logits.flatten()[:, None], labels, labels.new_zeros(1), [_RECALL]
+    )
+    threshold = float(measures.threshold)
     bins = np.linspace(float(false.min()), float(true.max()), 90).tolist()
     for values, color, name in (
         (false, FALSE, "logits of the other digits"),

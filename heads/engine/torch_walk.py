@@ -100,7 +100,7 @@ class TorchWalk:
         if logits.margins is not None:
             labels.put(logits_GC, logits.margins.logits)
         logits_GC.requires_grad_(with_graph)
-        view = Block.at(block.class_ids, logits.labels_G, labels, logits_GC, block.weights)
+        view = Block.of(block.class_ids, logits.labels_G, labels, logits_GC, block.weights)
         with torch.set_grad_enabled(with_graph):
             stats = logits.loss.statistics(logits_GC, view)
         return ComputedBlock(logits_GC, view, stats)

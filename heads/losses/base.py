@@ -150,25 +150,15 @@ class Block:
         cls,
         class_ids: Tensor,
         labels: Tensor,
-        columns: Tensor,
+        columns: "Tensor | LabelPositions",
         logits_BC: Tensor,
         weights: Tensor | None = None,
     ) -> "Block":
-        """Create a block from the `columns` [B] of the labels; labels in other blocks have columns
-        outside 0..C-1."""
-        positions = LabelPositions.of(columns, len(class_ids))
-        return cls.at(class_ids, labels, positions, logits_BC, weights)
-
-    @classmethod
-    def at(
-        cls,
-        class_ids: Tensor,
-        labels: Tensor,
-        positions: LabelPositions,
-        logits_BC: Tensor,
-        weights: Tensor | None = None,
-    ) -> "Block":
-        """Create a block from the positions of the labels."""
+        """Create a block from the `columns` [B] of the labels, or from their positions; labels in
+        other blocks have columns outside 0..C-1."""
+        positions = (
+            LabelPositions.of(columns, len(class_ids)) if isinstance(columns, Tensor) else columns
+        )
         true = positions.take(logits_BC.detach())
         true.requires_grad_(logits_BC.requires_grad)
         return cls(class_ids, labels, positions, true, weights)

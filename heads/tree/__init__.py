@@ -1,7 +1,7 @@
 """Label trees, the structure of all class weights: building, naming and storing them."""
 
 from heads.tree.cover import CoverTree, build_cover_tree
-from heads.tree.hierarchy import Hierarchy, label_tree_of_paths, read_parent_table, tree_of_paths
+from heads.tree.hierarchy import Hierarchy, label_tree_of_paths, read_parent_table
 from heads.tree.label_tree import LabelTree
 from heads.tree.named_tree import NamedTree
 from heads.tree.vectors import load_label_vectors, project, read_label_vectors
@@ -20,5 +20,4 @@ __all__ = [
     "read_label_vectors",
     "read_parent_table",
     "read_wordnet",
-    "tree_of_paths",
 ]

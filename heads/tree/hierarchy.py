@@ -48,7 +48,7 @@ class Hierarchy:
         `class_names`).
 
         If other classes are below a class or have the same name in the hierarchy, the class becomes
-        a leaf under a pseudoclass with that name. See `tree_of_paths` for `collapse`. Raises
+        a leaf under a pseudoclass with that name. See `label_tree_of_paths` for `collapse`. Raises
         ValueError for a name that is not in the hierarchy, and for a cycle.
         """
         names = class_names if names is None else names
@@ -63,7 +63,9 @@ class Hierarchy:
                 path.append(at)
                 at = above[at]
             paths.append(path[::-1])
-        return tree_of_paths(class_names, paths, titles=self.titles, collapse=collapse)
+        tree, above_classes = label_tree_of_paths(paths, np.arange(len(paths)), collapse=collapse)
+        shown = tuple(self.titles.get(name, name) for name in above_classes)
+        return NamedTree(tree, tuple(class_names), shown)
 
     def _above(self, class_names: Sequence[str], names: Sequence[str]) -> dict[str, str | None]:
         """Return the parent of every name at or above a class."""
@@ -86,27 +88,6 @@ class Hierarchy:
                 above[at] = up
                 at = up
         return above
-
-
-def tree_of_paths(
-    class_names: Sequence[str],
-    paths: Sequence[Sequence[str]],
-    *,
-    titles: Mapping[str, str] | None = None,
-    collapse: bool = True,
-) -> NamedTree:
-    """Return the label tree whose leaves are the classes, each under the nodes of its path.
-
-    `paths` [K] start at a root. A class with an empty path is a root. `titles` are display names.
-    See `label_tree_of_paths`.
-    """
-    if len(paths) != len(class_names):
-        raise ValueError(
-            f"there are {len(class_names)} classes, but {len(paths)} paths: pass one path per class"
-        )
-    tree, names = label_tree_of_paths(paths, np.arange(len(paths)), collapse=collapse)
-    shown = names if titles is None else tuple(titles.get(name, name) for name in names)
-    return NamedTree(tree, tuple(class_names), shown)
 
 
 def label_tree_of_paths(

@@ -4,17 +4,24 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import data_images, data_index, data_text
+from benchmarks import data, data_index
 
 # The endless iterators of webdataset leave their tars open.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
-def test_images_are_compared_with_every_peer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_images, "NUM_DRAWN", 8)
-    monkeypatch.setattr(data_images, "SECONDS", 0.0)
-    rows = list(data_images.rows(None))
-    assert len(rows) == sum(map(len, data_images.TARGETS.values()))
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"SECONDS": 0.0, "NUM_DRAWN": 8}
+    sizes |= {"NUM_SMALL": 40, "SMALL_BATCH": 10, "NUM_SHARDS": 2}
+    sizes |= {"TEXT_CLASSES": 20, "TEXT_BATCH": 32, "TEXT_STEPS": 2}
+    for name, value in sizes.items():
+        monkeypatch.setattr(data, name, value)
+
+
+def test_images_are_compared_with_every_peer() -> None:
+    rows = list(data.crops(None))
+    assert len(rows) == 2 * len(data.TARGETS)
     measured = [row.measured for row in rows if "webdataset" in row.what]
     assert len(measured) == 2
     assert all(float(each) > 0 for each in measured)
@@ -22,18 +29,9 @@ def test_images_are_compared_with_every_peer(monkeypatch: pytest.MonkeyPatch) ->
         assert row.measured or "apt-get install" in row.details
 
 
-def test_small_images_are_compared_with_every_peer(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("NUM_SMALL", 40), ("SMALL_BATCH", 10), ("NUM_SHARDS", 2), ("SECONDS", 0)):
-        monkeypatch.setattr(data_images, name, value)
-    assert [float(row.measured) > 0 for row in data_images.small()] == [True, True]
-
-
-def test_texts_are_compared_with_the_tokenizer_and_webdataset(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name, value in (("CLASSES", 20), ("BATCH", 32), ("STEPS", 2), ("SECONDS", 0)):
-        monkeypatch.setattr(data_text, name, value)
-    assert [float(row.measured) > 0 for row in data_text.rows(None)] == [True, True]
+def test_small_images_and_texts_are_compared_with_every_peer() -> None:
+    rows = [*data.small(), *data.texts(None)]
+    assert [float(row.measured) > 0 for row in rows] == [True] * 4
 
 
 def test_the_shards_of_the_index_benchmark_can_be_read(

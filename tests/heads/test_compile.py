@@ -16,7 +16,6 @@ NUM_STEPS = 12  # exceeds torch.compile's recompilation limit
 CASES = [
     ("ce", "vtree", "eager"),
     ("hierarchical_softmax", "vtree", "eager"),
-    ("batch_ce", "dense", "aot_eager"),
     pytest.param(
         "batch_ce",
         "dense",

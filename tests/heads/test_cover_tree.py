@@ -68,7 +68,7 @@ def check_invariants(tree: CoverTree, distance: np.ndarray) -> None:
         assert scaled[:, net].min(1).max() <= radius * CLOSE + rounding, "covering"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     kind=st.sampled_from(["random", "clustered", "duplicated", "zeros", "parallel", "identical"]),

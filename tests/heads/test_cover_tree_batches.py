@@ -35,7 +35,7 @@ def many_rows_of(kind: str, rng: np.random.Generator, num: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "examples", [pytest.param(40, id="few"), pytest.param(400, id="many", marks=pytest.mark.slow)]
+    "examples", [pytest.param(20, id="few"), pytest.param(400, id="many", marks=pytest.mark.slow)]
 )
 def test_invariants_hold_with_many_small_tiles_and_blocks(examples):
     @settings(max_examples=examples, deadline=None)

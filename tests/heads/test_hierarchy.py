@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from heads.tree import NamedTree, read_parent_table, read_wordnet, tree_of_paths
+from heads.tree import NamedTree, label_tree_of_paths, read_parent_table, read_wordnet
 from tests.heads.wordnet_files import write_wordnet
 
 
@@ -94,10 +95,15 @@ def test_an_invalid_table_raises_a_one_line_error(tmp_path, rows, classes, messa
 
 def test_a_name_may_occur_in_several_paths():
     above = [("bird", "crane"), ("bird", "crane"), ("machine", "crane"), ("machine",), ()]
-    named = tree_of_paths(["sarus", "demoiselle", "tower", "lathe", "idea"], above, collapse=False)
+    named, collapsed = (
+        NamedTree(tree, ("sarus", "demoiselle", "tower", "lathe", "idea"), names)
+        for tree, names in (
+            label_tree_of_paths(above, np.arange(5), collapse=collapse)
+            for collapse in (False, True)
+        )
+    )
     assert list(paths(named).values()) == [list(path) for path in above]
     assert sorted(named.pseudoclasses) == ["bird", "crane", "crane", "machine"]
-    collapsed = tree_of_paths(named.classes, above)
     assert paths(collapsed) == {
         "sarus": ["crane"],
         "demoiselle": ["crane"],

@@ -8,7 +8,7 @@ from safetensors.numpy import save_file
 
 from heads.build import build_head, build_tree
 from heads.config import HeadConfig
-from heads.tree import LabelTree, NamedTree, build_cover_tree, tree_of_paths
+from heads.tree import LabelTree, NamedTree, build_cover_tree
 from heads.tree.statistics import is_near_trivial, largest_family_share, statistics_of
 
 NAMES = tuple(f"class {i}" for i in range(40))
@@ -112,7 +112,10 @@ def test_a_head_can_use_the_hierarchy_of_the_class_list():
     options = {"num_classes": 5, "label_vectors": None}
     paths = (PATHS, np.arange(5))
     tree = build_tree(given, **options, class_paths=paths)
-    assert tree.digest() == tree_of_paths("01234", PATHS).tree.digest()
+    # The classes, then a, b and left; `right` has a single child.
+    parents = [7, 7, 5, 6, 6, -1, -1, 5]
+    expected = LabelTree.from_parents(parents, [0, 1, 2, 3, 4, -1, -1, -1])
+    assert tree.digest() == expected.digest()
     head = build_head(given, dim=4, mesh=None, seed=0, device="cpu", class_paths=paths, **options)
     assert (head.tree.num_classes, head.tree.num_nodes) == (5, 8)
     with pytest.raises(ValueError, match="needs class paths"):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import heads.slc
-from heads.slc import ClassMeasures, block_measures, pooled_thresholds
+from heads.slc import ClassMeasures, block_measures
 
 RECALLS = (0.5, 0.9, 0.99, 1.0)
 
@@ -102,7 +102,6 @@ def test_a_threshold_is_the_true_score_at_rank_ceil_recall_times_positives(num, 
     labels = torch.zeros(num, dtype=torch.long)
     measures = block_measures(true[:, None], labels, torch.tensor([0]), (recall,))
     assert measures.threshold.item() == num - rank
-    assert pooled_thresholds(true, (recall,)).item() == num - rank
 
 
 def test_blocks_in_any_order_give_the_same_measures_as_one_block():
@@ -144,8 +143,4 @@ def test_invalid_input_is_rejected():
         with pytest.raises(ValueError, match="recall is"):
             block_measures(scores, labels, ids, (recall,))
     with pytest.raises(ValueError, match="recalls are empty"):
-        pooled_thresholds(scores, ())
-    with pytest.raises(ValueError, match="true score is NaN"):
-        pooled_thresholds(broken)
-    with pytest.raises(ValueError, match="at least one true score"):
-        pooled_thresholds(torch.empty(0))
+        block_measures(scores, labels, ids, ())

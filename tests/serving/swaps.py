@@ -2,7 +2,7 @@
 
 Two versions of a bundle, which give different answers, and damaged bundles are published at the
 server's path, a symbolic link. Processes may be killed in the meantime. `test_swaps_under_load.py`
-and `python -m benchmarks.serving swaps kills` run it.
+runs it.
 """
 
 import itertools
@@ -29,7 +29,6 @@ from tests.serving.started import Server, end, replicas_of, start
 _CLIENTS, _REPLICAS = 8, 2
 _SWITCH_SECONDS = 60
 _NOTICE_SECONDS = 3  # replicas check the path every second
-_MOST_SHOWN = 10
 
 
 @dataclass

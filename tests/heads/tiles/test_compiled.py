@@ -64,11 +64,7 @@ def check(found: Lines, cases: list[tuple[str, str, int]]) -> None:
 
 
 def test_the_kernels_compile_without_spilling() -> None:
-    found = printed("ce:bf16:90", "update:fp8:90")
-    updates = [line for line in found if line["case"][0] == "update"]
-    check([line for line in found if line not in updates], [("ce", "bf16", 90)])
-    assert len(updates) == 4
-    assert all(kernel["spilled"] == 0 for kernel in updates)
+    check(printed("ce:bf16:90"), [("ce", "bf16", 90)])
 
 
 @pytest.mark.slow
