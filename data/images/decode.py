@@ -116,8 +116,9 @@ def decode(data: bytes, channels: int, max_pixels: int = MAX_PIXELS) -> np.ndarr
     truncated, for more than `max_pixels` pixels, and for an aspect ratio above 100.
     """
     if (png := png_header(data)) is not None:
-        check_size(png.height, png.width, max_pixels)
-        extension, transparent = "png", png.transparent
+        height, width, transparent = png
+        check_size(height, width, max_pixels)
+        extension = "png"
     elif (header := checked_jpeg_header(data, max_pixels)) is not None:
         return decode_jpeg(data, header, channels)
     else:

@@ -117,16 +117,10 @@ def is_jpeg_without_end(data: bytes | memoryview) -> bool:
     return all(marker != _END_OF_IMAGE for marker, _ in _segments(bytes(data)))
 
 
-class PngHeader(NamedTuple):
-    """The size of a PNG in pixels, and whether it has an alpha channel."""
-
-    height: int
-    width: int
-    transparent: bool
-
-
-def png_header(data: bytes) -> PngHeader | None:
-    """Return the header of a PNG, or None for other data and for a PNG that Pillow must inspect."""
+def png_header(data: bytes) -> tuple[int, int, bool] | None:
+    """Return the height and width of a PNG in pixels and whether it has an alpha channel, or None
+    for other data and for a PNG that Pillow must inspect.
+    """
     if len(data) < _PNG_FIRST_CHUNK.size:
         return None
     start, width, height, _, color = _PNG_FIRST_CHUNK.unpack_from(data)
@@ -138,4 +132,4 @@ def png_header(data: bytes) -> PngHeader | None:
         if kind in _PNG_INSPECTED:
             return None
         at += length + 12  # also skip the length, the kind and the checksum
-    return PngHeader(height, width, color in _WITH_ALPHA)
+    return height, width, color in _WITH_ALPHA
