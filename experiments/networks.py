@@ -232,16 +232,12 @@ class CifarResNetModel(ImageNetwork):
 
 
 class WideResNetConfig(PreTrainedConfig):
-    """WRN-`depth`-`width`: `depth` is 6 n + 4, and `width` multiplies the number of maps. `dropout`
-    is applied between the convolutions of a block. The paper uses either no dropout or a dropout of
-    0.3 on CIFAR and 0.4 on SVHN.
-    """
+    """WRN-`depth`-`width`: `depth` is 6 n + 4, and `width` multiplies the number of maps."""
 
     model_type = "wide_resnet"
 
     depth: int = 28
     width: int = 10
-    dropout: float | int = 0.0
     num_channels: int = 3
 
     @property
@@ -254,12 +250,11 @@ class PreActivationBlock(nn.Module):
     changes, the shortcut is a 1 x 1 convolution of the first ReLU's output.
     """
 
-    def __init__(self, inputs: int, outputs: int, *, stride: int, dropout: float) -> None:
+    def __init__(self, inputs: int, outputs: int, *, stride: int) -> None:
         super().__init__()
         self.norm1 = nn.BatchNorm2d(inputs)
         self.conv1 = convolution(inputs, outputs, 3, stride=stride)
         self.norm2 = nn.BatchNorm2d(outputs)
-        self.dropout = nn.Dropout(dropout)
         self.conv2 = convolution(outputs, outputs, 3)
         self.shortcut = (
             None if inputs == outputs else convolution(inputs, outputs, 1, stride=stride)
@@ -267,7 +262,7 @@ class PreActivationBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         active = F.relu(self.norm1(x))
-        hidden = self.dropout(F.relu(self.norm2(self.conv1(active))))
+        hidden = F.relu(self.norm2(self.conv1(active)))
         return self.conv2(hidden) + (x if self.shortcut is None else self.shortcut(active))
 
 
@@ -279,16 +274,13 @@ class WideResNetModel(ImageNetwork):
     def __init__(self, config: WideResNetConfig) -> None:
         super().__init__(config)
         blocks = layers_per_stage(config.depth, step=6, outside=4)
-        inputs, dropout = 16, config.dropout
+        inputs = 16
         self.stem = convolution(config.num_channels, inputs, 3)
         self.stages = nn.ModuleList()
         for stage, stride in enumerate((1, 2, 2)):
             outputs = 16 * config.width * 2**stage
-            first = PreActivationBlock(inputs, outputs, stride=stride, dropout=dropout)
-            others = (
-                PreActivationBlock(outputs, outputs, stride=1, dropout=dropout)
-                for _ in range(blocks - 1)
-            )
+            first = PreActivationBlock(inputs, outputs, stride=stride)
+            others = (PreActivationBlock(outputs, outputs, stride=1) for _ in range(blocks - 1))
             self.stages.append(nn.Sequential(first, *others))
             inputs = outputs
         self.norm = nn.BatchNorm2d(inputs)
@@ -306,36 +298,24 @@ class WideResNetModel(ImageNetwork):
 
 class CifarDenseNetConfig(PreTrainedConfig):
     """DenseNet-`depth`-`growth_rate`. `growth_rate` is the number of feature maps that a layer
-    adds.
-
-    `bottleneck` adds a 1 x 1 convolution with 4 `growth_rate` output maps to each layer.
-    `compression` is the fraction of maps that remain after a transition. DenseNet-BC uses
-    bottlenecks and a compression of 0.5. `depth` counts the layers with weights, including the
-    classifier: 3 n + 4, or 6 n + 4 with `bottleneck`. `dropout` follows each convolution except the
-    first; the paper uses 0.2 without augmentation.
+    adds, and `depth` counts the layers with weights, including the classifier: 3 n + 4.
     """
 
     model_type = "cifar_densenet"
 
     depth: int = 40
     growth_rate: int = 12
-    bottleneck: bool = False
-    compression: float | int = 1.0
-    dropout: float | int = 0.0
     num_channels: int = 3
 
     @property
     def layers_per_block(self) -> int:
-        return layers_per_stage(self.depth, step=6 if self.bottleneck else 3, outside=4)
+        return layers_per_stage(self.depth, step=3, outside=4)
 
     @property
     def maps(self) -> tuple[int, int, int, int]:
         """The number of maps before each dense block and after the last one."""
         grown = self.layers_per_block * self.growth_rate
-        first = 2 * self.growth_rate if self.bottleneck else 16
-        second = int((first + grown) * self.compression)
-        third = int((second + grown) * self.compression)
-        return first, second, third, third + grown
+        return 16, 16 + grown, 16 + 2 * grown, 16 + 3 * grown
 
     @property
     def hidden_size(self) -> int:
@@ -347,13 +327,7 @@ class DenseLayer(nn.Module):
 
     def __init__(self, inputs: int, config: CifarDenseNetConfig) -> None:
         super().__init__()
-        parts: list[nn.Module] = []
-        if config.bottleneck:
-            middle = 4 * config.growth_rate
-            parts += _normalized_convolution(inputs, middle, 1, config.dropout)
-            inputs = middle
-        parts += _normalized_convolution(inputs, config.growth_rate, 3, config.dropout)
-        self.new_maps = nn.Sequential(*parts)
+        self.new_maps = nn.Sequential(*_normalized_convolution(inputs, config.growth_rate, 3))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([x, self.new_maps(x)], dim=1)
@@ -396,16 +370,13 @@ def _dense_block(inputs: int, remaining: int | None, config: CifarDenseNetConfig
         parts.append(DenseLayer(inputs, config))
         inputs += config.growth_rate
     if remaining is not None:
-        parts += _normalized_convolution(inputs, remaining, 1, config.dropout)
+        parts += _normalized_convolution(inputs, remaining, 1)
         parts.append(nn.AvgPool2d(2))
     return nn.Sequential(*parts)
 
 
-def _normalized_convolution(
-    inputs: int, outputs: int, size: int, dropout: float
-) -> tuple[nn.Module, ...]:
-    conv = convolution(inputs, outputs, size)
-    return nn.BatchNorm2d(inputs), nn.ReLU(), conv, nn.Dropout(dropout)
+def _normalized_convolution(inputs: int, outputs: int, size: int) -> tuple[nn.Module, ...]:
+    return nn.BatchNorm2d(inputs), nn.ReLU(), convolution(inputs, outputs, size)
 
 
 NETWORKS: dict[str, type[ImageNetwork]] = {

@@ -1,10 +1,11 @@
 """`python -m experiments.papers`: run the experiments of the five papers within a time budget."""
 
+import signal
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -19,6 +20,8 @@ from launch.main import run
 from launch.output_path import check_writable
 
 _SECONDS_BETWEEN_LINES = 10
+# A run is stopped if it takes this much longer than --minutes.
+_MINUTES_OVER = 4.0
 _MODULE = "experiments.papers"
 
 app = typer.Typer(name="python -m experiments.papers", add_completion=False)
@@ -32,16 +35,17 @@ def papers(
     ] = None,
     data: Annotated[
         Path,
-        typer.Option(
-            help="folder with mnist/, cifar-100-binary.tar.gz, tweeteval-emoji/, emoji2vec/"
-        ),
+        typer.Option(help="folder with mnist/ and cifar-100-binary.tar.gz"),
     ] = Path("data"),
-    budget: Annotated[
-        str,
-        typer.Option(
-            help="approximate minutes for all named experiments, or full for the published sizes"
-        ),
-    ] = "60",
+    minutes: Annotated[
+        float, typer.Option(help="minutes for all named experiments, which determine their sizes")
+    ] = 60.0,
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="train the published networks, for as long as that takes")
+    ] = False,
+    first_seed: Annotated[
+        int, typer.Option(min=0, help="first seed; another one shows whether results are stable")
+    ] = 0,
     out: Annotated[
         Path,
         typer.Option("-o", "--out", help="folder for results, shards and plots; reused on resume"),
@@ -60,13 +64,6 @@ def papers(
             help="number of parallel jobs; default: one per GPU, or one per CPU core without a GPU",
         ),
     ] = None,
-    again: Annotated[
-        bool,
-        typer.Option(
-            "--again",
-            help="repeat measurements from older code, another torch version or another machine",
-        ),
-    ] = False,
     page_only: Annotated[
         bool,
         typer.Option("--page-only", help="write the page from stored results without measuring"),
@@ -75,17 +72,19 @@ def papers(
     """Reproduce the papers' experiments and write a page that compares the results with theirs.
 
     Without a name, list the experiments. Stored results are not measured again: run the same
-    command to resume an interrupted run. Results measured with older code are still used, and the
-    page marks them.
+    command to resume an interrupted run, or one that ran out of time. Results of older code or of
+    another version of torch are not used.
     """
-    if page_only and (names or again):
-        raise ValueError("--page-only cannot be combined with names or --again: remove them")
+    if page_only and names:
+        raise ValueError("--page-only cannot be combined with names: remove them")
     if not names and not page_only:
         for experiment in EXPERIMENTS:
-            print(f"{experiment.name}  {experiment.title}, designed for {experiment.minutes:g} min")
+            size = "needs --gpu" if experiment.gpu else f"designed for {experiment.minutes:g} min"
+            print(f"{experiment.name}  {experiment.title}, {size}")
         return
-    chosen = _chosen(EXPERIMENTS, names or [])
-    minutes = _minutes(budget)
+    chosen = _chosen(EXPERIMENTS, names or [], gpu=gpu)
+    if not 0 < minutes < float("inf"):
+        raise ValueError(f"--minutes is {minutes:g}: pass a number above 0")
     _check_data(chosen, data)
     written = page or out / "papers.md"
     if out.is_file():
@@ -112,12 +111,18 @@ def papers(
                 f"python -m {_MODULE} all --out {out}"
             )
     else:
-        opened = JobRunner(
-            data.resolve(), out.resolve(), workers=workers or _default_workers(), again=again
-        )
+        opened = JobRunner(data.resolve(), out.resolve(), workers=workers or _default_workers())
+        signal.signal(signal.SIGTERM, _terminate)
+        deadline = None if gpu else time.monotonic() + 60 * (minutes + _MINUTES_OVER)
         with opened as runner:
             try:
-                run_experiments(chosen, runner, minutes, _report(), kept=sections)
+                run_experiments(
+                    *(chosen, runner, minutes, _report(deadline)),
+                    kept=sections,
+                    first_seed=first_seed,
+                )
+            except TimeoutError as error:
+                print(f"{error}: run the same command again to resume", file=sys.stderr)
             finally:
                 # After an error, the page contains the experiments that finished before it.
                 number = write()
@@ -135,7 +140,13 @@ def _check_data(chosen: list[Experiment], data: Path) -> None:
                 )
 
 
-def _chosen(catalog: tuple[Experiment, ...], names: list[str]) -> list[Experiment]:
+def _terminate(_number: int, _frame: object) -> NoReturn:
+    """Exit as after an error, so that workers end and the page is written."""
+    sys.exit(128 + signal.SIGTERM)
+
+
+def _chosen(catalog: tuple[Experiment, ...], names: list[str], *, gpu: bool) -> list[Experiment]:
+    """Return the named experiments; `all` and papers name those with or those without a GPU."""
     known = [
         "all",
         *dict.fromkeys(experiment.paper for experiment in catalog),
@@ -143,30 +154,22 @@ def _chosen(catalog: tuple[Experiment, ...], names: list[str]) -> list[Experimen
     ]
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"unknown experiment {unknown[0]}: choose from {', '.join(known)}")
-    return [one for one in catalog if {"all", one.paper, one.name} & set(names)]
-
-
-def _minutes(budget: str) -> float | None:
-    if budget == "full":
-        return None
-    try:
-        minutes = float(budget)
-    except ValueError:
-        minutes = 0.0
-    if not 0 < minutes < float("inf"):
-        raise ValueError(f"--budget is {budget}: pass a number of minutes above 0, or full")
-    return minutes
+    for one in catalog:
+        if one.name in names and one.gpu != gpu:
+            fix = "remove" if gpu else "add"
+            raise ValueError(f"{one.name} does {'not need' if gpu else 'need'} a GPU: {fix} --gpu")
+    return [one for one in catalog if one.gpu == gpu and {"all", one.paper, one.name} & set(names)]
 
 
 def _default_workers() -> int:
     return len(visible_gpus()) or cores()
 
 
-def _report() -> Callable[[Experiment, int, int, Budget], None]:
+def _report(deadline: float | None) -> Callable[[Experiment, int, int, Budget], None]:
     """Return a callback that prints finished jobs, elapsed minutes and used budget every 10 s.
 
     A job is charged to the budget when it ends, and so is each stored result that is used. While a
-    long job runs, only the elapsed time changes.
+    long job runs, only the elapsed time changes. The callback raises TimeoutError after `deadline`.
     """
     last = began = 0.0
     current = ""
@@ -174,15 +177,17 @@ def _report() -> Callable[[Experiment, int, int, Budget], None]:
     def print_progress(experiment: Experiment, done: int, total: int, budget: Budget) -> None:
         nonlocal last, began, current
         now = time.monotonic()
+        if deadline is not None and now > deadline:
+            raise TimeoutError(f"the time is up during {experiment.name}")
         if experiment.name != current:
             current, began = experiment.name, now
         if done < total and now - last < _SECONDS_BETWEEN_LINES:
             return
         last = now
-        allowed = "" if budget.allowed is None else f" of {budget.allowed:.1f}"
         print(
             f"{experiment.name}: {done} of {total} jobs requested so far are finished, "
-            f"{(now - began) / 60:.1f} min elapsed, budget used {budget.spent:.1f}{allowed} min",
+            f"{(now - began) / 60:.1f} min elapsed, budget used {budget.spent:.1f} of "
+            f"{max(budget.allowed, budget.minutes):.1f} min",
             file=sys.stderr,
             flush=True,
         )

@@ -12,25 +12,18 @@ from dataclasses import dataclass, field
 class Budget:
     """A budget of `minutes` for an experiment that is designed for `designed` minutes.
 
-    If `minutes` is None, the experiment uses the published sizes. If it is 0, the experiment is a
-    toy run that only shows that the code works. With fewer minutes than `designed`, all sizes
-    shrink by the same factor (`size`); with more, there are more rounds of seeds (`rounds`).
+    If it is 0, the experiment is a toy run that only shows that the code works. With fewer minutes
+    than `designed`, all sizes shrink by the same factor (`size`); with more, there are more rounds
+    of seeds (`rounds`). `first_seed` is the first of the seeds whose runs are compared.
     """
 
-    minutes: float | None
+    minutes: float
     designed: float
     # The limit for the rounds, which includes minutes that earlier experiments did not use.
-    allowed: float | None = None
+    allowed: float = -1.0
+    first_seed: int = 0
     spent: float = field(default=0.0, init=False)
     largest_round: float = field(default=0.0, init=False)
-
-    def __post_init__(self) -> None:
-        if self.allowed is None:
-            self.allowed = self.minutes
-
-    @property
-    def is_full(self) -> bool:
-        return self.minutes is None
 
     @property
     def is_toy(self) -> bool:
@@ -39,17 +32,16 @@ class Budget:
     @property
     def effort(self) -> float:
         """The fraction of the designed sizes to run, at most 1."""
-        return 1.0 if self.minutes is None else min(1.0, self.minutes / self.designed)
+        return min(1.0, self.minutes / self.designed)
 
-    def size(self, designed: int, *, full: int, least: int = 1) -> int:
+    def size(self, designed: int, *, least: int = 1) -> int:
         """Return the number of steps, samples or draws at this budget."""
-        return full if self.is_full else max(least, round(designed * self.effort))
+        return max(least, round(designed * self.effort))
 
     def rounds(self, *, at_least: int = 3, at_most: int = 10) -> Iterator[int]:
         """Yield 0, 1, ... while another round fits into the budget.
 
-        A round is assumed to take as long as the longest one so far. If `minutes` is None, there
-        are `at_least` rounds.
+        A round is assumed to take as long as the longest one so far.
         """
         for number in range(at_most):
             before = self.spent
@@ -59,4 +51,4 @@ class Budget:
             self.largest_round = max(self.largest_round, self.spent - before)
 
     def _fits(self) -> bool:
-        return self.allowed is not None and self.spent + self.largest_round <= self.allowed
+        return self.spent + self.largest_round <= max(self.allowed, self.minutes)

@@ -33,16 +33,15 @@ class PlotFolder:
 class Experiment:
     """One experiment of the catalog.
 
-    `minutes` is the budget that it is designed for. `full` describes the published sizes, which may
-    need a GPU (`wants_gpu`). `procedure` runs it; `needs` lists the files that it requires in the
-    `--data` folder.
+    `minutes` is the budget that it is designed for. `procedure` runs it; `gpu`: it trains a
+    published network, which needs a GPU. `needs` lists the files that it requires in the `--data`
+    folder.
     """
 
     name: str
     paper: str
     title: str
     minutes: float
-    full: str
     procedure: Callable[[Budget, PlotFolder], Procedure]
-    wants_gpu: bool = False
+    gpu: bool = False
     needs: tuple[str, ...] = ()

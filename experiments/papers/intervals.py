@@ -48,11 +48,6 @@ def mean(numbers: Sequence[float]) -> Mean:
     return Mean(float(values.mean()), float(half), values.size)
 
 
-def shown(found: Mean | None, digits: int = 3) -> str:
-    """Return a table cell. None means that a model was compared with itself."""
-    return "degenerate" if found is None else found.text(digits)
-
-
 def difference(ours: Sequence[float], theirs: Sequence[float]) -> Mean:
     """Return the mean difference of pairs, such as two losses with the same seed.
 

@@ -1,15 +1,18 @@
-"""A job: one measurement, made once and stored under a digest of its function and settings."""
+"""A job: one measurement, made once and stored under a digest of its settings and its code."""
 
 import hashlib
 import importlib
+import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Part of every key: increment it to discard all stored results.
-_FORMAT = 1
+import torch
+
+from benchmarks.timing import hardware
+from experiments.papers.provenance import code_digest
 
 Measures = dict[str, Any]
 
@@ -47,9 +50,19 @@ class Job:
 
     @property
     def key(self) -> str:
-        """The name of the stored result. Identical jobs share it, so they are measured once."""
-        identity = json.dumps([_FORMAT, self.function, self.settings], sort_keys=True)
-        return hashlib.sha256(identity.encode()).hexdigest()[:20]
+        """The name of the stored result. Identical jobs share it, so they are measured once.
+
+        It depends on the settings, the code of the function and of what it imports, the version of
+        torch and, if the job measures times, the machine.
+        """
+        file = inspect.getsourcefile(self.resolve())
+        assert file is not None, "the function of a job is defined in a file"
+        identity = [
+            *(self.function, self.settings, code_digest(Path(file).resolve())),
+            *(str(torch.__version__), hardware() if self.alone else ""),
+        ]
+        text = json.dumps(identity, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:20]
 
     def resolve(self) -> Callable[[Mapping[str, Any], Folders], Measures]:
         module, _, name = self.function.partition(":")

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict
 from io import TextIOWrapper
 from pathlib import Path
 from shutil import rmtree
@@ -18,7 +17,6 @@ from typing import Self
 from data.files import commit
 from data.processes import end_with_parent
 from experiments.papers.job import FOLDER, Folders, Job, Result, Results
-from experiments.papers.provenance import Provenance, outdated
 
 # Called with the results so far and the number of jobs requested: at the start, after each result,
 # and every `_SECONDS_BETWEEN_REPORTS` seconds while jobs are running.
@@ -32,12 +30,11 @@ class JobRunner:
     `data` is the user's folder. `out` contains results, shards and unfinished work, and is locked
     by the runner. Each of the `workers` processes runs one job at a time; if `workers` is 0, this
     process runs the jobs. Worker processes start with the first job and end with the runner. After
-    an error, they are terminated, and the next run resumes their jobs. `again`: repeat stored
-    measurements made with older code, another torch version or another machine.
+    an error, they are terminated, and the next run resumes their jobs.
     """
 
-    def __init__(self, data: Path, out: Path, *, workers: int, again: bool = False) -> None:
-        self.data, self.out, self.workers, self.again = data, out, workers, again
+    def __init__(self, data: Path, out: Path, *, workers: int) -> None:
+        self.data, self.out, self.workers = data, out, workers
         self._pool: ProcessPoolExecutor | None = None
         self._lock: TextIOWrapper
 
@@ -83,11 +80,9 @@ class JobRunner:
         found = {job: result for job in requested if (result := self._stored(job)) is not None}
         report(found, len(requested))
         missing = [job for job in requested if job not in found]
-        # Recorded before the jobs start, because files may be edited while the jobs are running.
-        provenance = {job: self._provenance(job) for job in missing}
         for measured in self._measured(missing):
             for job, result in measured.items():
-                self._store(job, result, provenance[job])
+                self._store(job, result)
             found |= measured
             report(found, len(requested))
         return found
@@ -153,60 +148,25 @@ class JobRunner:
         shards = stored["measures"].get(FOLDER)
         if shards is not None and not (self.out / "shards" / shards).is_dir():
             return None
-        if self.again and outdated(stored):
-            if shards is not None:
-                rmtree(self.out / "shards" / shards)  # complete shards would not be rewritten
-            return None
         return Result(stored["measures"], stored["seconds"])
 
-    def _provenance(self, job: Job) -> Provenance:
-        """Return the provenance of a job that is about to run.
-
-        If the job resumes interrupted work, this is the provenance of the code that started the
-        work.
-        """
-        work = self._folders(job).work
-        note = _note(work)
-        if work.is_dir() and note.is_file():
-            earlier = Provenance(**json.loads(note.read_text(encoding="utf-8")))
-            if not (self.again and earlier.outdated()):
-                return earlier
-            rmtree(work)
-        now = Provenance.of(job)
-        note.parent.mkdir(parents=True, exist_ok=True)
-        commit(note, json.dumps(asdict(now)).encode())
-        return now
-
-    def _store(self, job: Job, result: Result, provenance: Provenance) -> None:
+    def _store(self, job: Job, result: Result) -> None:
         stored = {
             "function": job.function,
             "settings": job.settings,
-            "provenance": asdict(provenance),
             "measures": result.measures,
             "seconds": result.seconds,
         }
         path = self._path(job)
         path.parent.mkdir(parents=True, exist_ok=True)
         commit(path, json.dumps(stored, indent=1).encode())
-        work = self._folders(job).work
-        rmtree(work, ignore_errors=True)
-        _note(work).unlink(missing_ok=True)
+        rmtree(self._folders(job).work, ignore_errors=True)
 
     def _path(self, job: Job) -> Path:
-        return result_path(self.out, job.key)
+        return self.out / "results" / f"{job.key}.json"
 
     def _folders(self, job: Job) -> Folders:
         return Folders(self.data, self.out / "shards", self.out / "work" / job.key)
-
-
-def _note(work: Path) -> Path:
-    """Return the file with the provenance of the unfinished job that uses this work folder."""
-    return work.with_name(f"{work.name}.json")
-
-
-def result_path(out: Path, key: str) -> Path:
-    """Return the file of the stored result of the job with this key."""
-    return out / "results" / f"{key}.json"
 
 
 def visible_gpus() -> list[str]:

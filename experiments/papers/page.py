@@ -15,11 +15,10 @@ from typing import Any
 import yaml
 
 from data.files import commit
-from experiments.papers.section import Claim, Section, Table
+from experiments.papers.section import PUBLISHED, Claim, Section, Table
 
 # The names of the pages and plots below docs/papers.
 _FOLDER = "papers"
-_PUBLISHED = "published"
 
 
 class Status(StrEnum):
@@ -44,9 +43,7 @@ _DATA = """DATA is a folder with the published files that the experiments need:
 | path | source |
 | --- | --- |
 | `mnist/` | the four idx files from <http://yann.lecun.com/exdb/mnist/>, optionally gzipped |
-| `cifar-100-binary.tar.gz` | <https://www.cs.toronto.edu/~kriz/cifar.html> |
-| `tweeteval-emoji/` | `datasets/emoji` from <https://github.com/cardiffnlp/tweeteval> |
-| `emoji2vec/emoji2vec.bin` | <https://github.com/uclnlp/emoji2vec> |"""
+| `cifar-100-binary.tar.gz` | <https://www.cs.toronto.edu/~kriz/cifar.html> |"""
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,8 @@ def row(definition: Mapping[str, Any], sections: Mapping[str, Section]) -> Row:
     Raises KeyError if the section of its experiment does not contain one of its claims.
     """
     name = definition.get("experiment", "")
-    command = definition.get("command", f"python -m experiments.papers {name} --data DATA")
+    gpu = " --gpu" if name and "not_run" in definition else ""
+    command = definition.get("command", f"python -m experiments.papers {name}{gpu} --data DATA")
     shown = definition["item"], definition["claim"], definition["published"]
     if name not in sections:
         reason = definition.get("not_run", "not stored")
@@ -86,18 +84,18 @@ def row(definition: Mapping[str, Any], sections: Mapping[str, Section]) -> Row:
     if missing := [one for one in definition["claims"] if one not in claims]:
         raise KeyError(f"{name} has no claim {missing[0]!r}: correct summary.yaml")
     decisive = [claims[statement] for statement in definition["claims"]]
-    scale = definition["scale"]
+    scale = sections[name].scale
     return Row(*shown, decisive[0].evidence, scale, status(decisive, scale), command)
 
 
 def status(claims: Sequence[Claim], scale: str) -> Status:
     """Return the status of a row that all `claims` decide together."""
     verdicts = {claim.verdict for claim in claims}
-    if any("at an edge of the grid" in claim.evidence for claim in claims):
+    if any("at an edge of the search" in claim.evidence for claim in claims):
         return Status.NOT_SETTLED
     if verdicts == {"holds"}:
-        return Status.REPRODUCED if scale == _PUBLISHED else Status.DIRECTION
-    if "does not hold" in verdicts and scale == _PUBLISHED:
+        return Status.REPRODUCED if scale == PUBLISHED else Status.DIRECTION
+    if "does not hold" in verdicts and scale == PUBLISHED:
         return Status.CONTRADICTED
     return Status.NOT_SETTLED
 
@@ -202,7 +200,6 @@ def _section(section: Section) -> str:
         f"## {section.title}",
         f"`python -m experiments.papers {section.name} --data DATA`, {section.minutes:.1f} "
         f"minutes. {section.setup}",
-        f"**Older code:** {'; '.join(section.outdated)}." if section.outdated else "",
         *(f"![{plot.alt_text}]({plot.file})\n\n*{_cell(plot.title)}*" for plot in section.plots),
         _grid(
             ("claim", "verdict", "evidence"),

@@ -1,7 +1,6 @@
 """Run experiments one after the other within a budget, and store the section of each."""
 
 import json
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +9,7 @@ from data.files import commit
 from experiments.papers.budget import Budget
 from experiments.papers.experiment import Experiment, PlotFolder
 from experiments.papers.job import Job, Results
-from experiments.papers.job_runner import JobRunner, result_path
-from experiments.papers.provenance import outdated
+from experiments.papers.job_runner import JobRunner
 from experiments.papers.section import Section
 
 # (experiment, results so far, results requested so far, its budget)
@@ -25,33 +23,33 @@ def silent(_experiment: Experiment, _done: int, _total: int, _budget: Budget) ->
 def run_experiments(
     experiments: Sequence[Experiment],
     runner: JobRunner,
-    minutes: float | None,
+    minutes: float,
     report: Report = silent,
     *,
     kept: Path | None = None,
+    first_seed: int = 0,
 ) -> list[Section]:
     """Run the experiments within `minutes` in total and return their sections.
 
-    If `minutes` is None, the experiments use the published sizes. Otherwise, each experiment gets a
-    share of the minutes, which determines its sizes. Minutes that earlier experiments did not use
-    are spent on more rounds. Plots are stored in `runner.out`, and sections in `kept` or, if it is
-    None, in the folder `sections` of `runner.out`.
+    Each experiment gets a share of the minutes, which determines its sizes. Minutes that earlier
+    experiments did not use are spent on more rounds. Plots are stored in `runner.out`, and sections
+    in `kept` or, if it is None, in the folder `sections` of `runner.out`.
     """
     sections = []
     charged: set[Job] = set()
     designed = sum(experiment.minutes for experiment in experiments)
     left = minutes
     for number, experiment in enumerate(experiments):
-        budget = Budget(None, experiment.minutes)
-        if minutes is not None and left is not None:
-            share = minutes * experiment.minutes / designed
-            budget = Budget(share, experiment.minutes)
-            waiting = sum(one.minutes for one in experiments[number:])
-            budget.allowed = max(share, left * experiment.minutes / waiting)
+        waiting = sum(one.minutes for one in experiments[number:])
+        budget = Budget(
+            minutes * experiment.minutes / designed,
+            experiment.minutes,
+            allowed=left * experiment.minutes / waiting,
+            first_seed=first_seed,
+        )
         section = _one(experiment, runner, budget, charged, report)
         section = replace(section, minutes=budget.spent)
-        if left is not None:
-            left -= budget.spent
+        left -= budget.spent
         path = (kept or runner.out / "sections") / f"{experiment.name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(section.to_json(), indent=1, ensure_ascii=False)
@@ -66,19 +64,15 @@ def stored_sections(
     """Return the sections of finished experiments, in the order of `experiments`.
 
     Sections in the format of an earlier version are omitted; to regenerate one from the stored
-    results, run its experiment again. Results in `out` show which sections are outdated.
+    results, run its experiment again.
     """
     paths = [(kept or out / "sections") / f"{one.name}.json" for one in experiments]
-    read = [
+    read = (
         Section.from_json(json.loads(path.read_text(encoding="utf-8")))
         for path in paths
         if path.is_file()
-    ]
-    return [
-        replace(section, outdated=_outdated(out, section.results) or section.outdated)
-        for section in read
-        if section is not None
-    ]
+    )
+    return [section for section in read if section is not None]
 
 
 def _one(
@@ -112,15 +106,4 @@ def _one(
             jobs = procedure.send(results)
         except StopIteration as end:
             section: Section = end.value
-            keys = [job.key for job in everything]
-            return replace(section, results=keys, outdated=_outdated(runner.out, keys))
-
-
-def _outdated(out: Path, keys: Sequence[str]) -> list[str]:
-    """Return texts such as `12 of 80 results: older code, torch 2.12.0`, one per set of reasons."""
-    paths = [path for key in keys if (path := result_path(out, key)).is_file()]
-    stored = (json.loads(path.read_text(encoding="utf-8")) for path in paths)
-    reasons = Counter(outdated(one) for one in stored)
-    return [
-        f"{count} of {len(keys)} results: {', '.join(why)}" for why, count in reasons.items() if why
-    ]
+            return section

@@ -2,34 +2,24 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from typing import Any, Literal
 
 from experiments.papers.intervals import Mean
 
 # Version of a section's JSON. Sections of another version are regenerated from the stored results.
-_FORMAT = 3
+_FORMAT = 4
 
-# "degenerate": both sides of the comparison are the same model, so there is nothing to compare.
-Verdict = Literal["holds", "does not hold", "not settled", "degenerate"]
-
-
-class Kind(StrEnum):
-    """The kind of a claim. Only `PAPER` counts toward the headline of the page."""
-
-    PAPER = "paper"  # a claim from a paper, tested with its kind of model and data
-    STAND_IN = "stand-in"  # a claim from a paper, tested with a much smaller model or input
-    ADDITIONAL = "additional"  # not stated in a paper
+PUBLISHED = "published"
+Verdict = Literal["holds", "does not hold", "not settled"]
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement, its verdict, the numbers behind the verdict, and the kind of the claim."""
+    """A statement, its verdict, and the numbers behind the verdict."""
 
     statement: str
     verdict: Verdict
     evidence: str
-    kind: Kind
 
 
 @dataclass(frozen=True)
@@ -54,23 +44,21 @@ class Plot:
 class Section:
     """One experiment on the page.
 
-    `setup` describes what was run (networks, data, steps, seeds), `remarks` add caveats, and
-    `minutes` is how long the jobs took with all workers in use. `results` contains the keys of the
-    results used, and `outdated` lists how many of them were measured with older code, another torch
-    version or another machine.
+    `setup` describes what was run (networks, data, steps, seeds), `scale` is PUBLISHED for the
+    paper's model and data and states otherwise what was run instead, `remarks` add caveats, and
+    `minutes` is how long the jobs took with all workers in use.
     """
 
     name: str
     paper: str
     title: str
     setup: str
+    scale: str = PUBLISHED
     claims: Sequence[Claim] = ()
     tables: Sequence[Table] = ()
     plots: Sequence[Plot] = ()
     remarks: Sequence[str] = field(default_factory=tuple)
     minutes: float = 0.0
-    results: Sequence[str] = ()
-    outdated: Sequence[str] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {"format": _FORMAT, **asdict(self)}
@@ -83,44 +71,28 @@ class Section:
         return Section(
             **{
                 **tree,
-                "claims": [
-                    Claim(**{**claim, "kind": Kind(claim["kind"])}) for claim in tree["claims"]
-                ],
+                "claims": [Claim(**claim) for claim in tree["claims"]],
                 "tables": [Table(**table) for table in tree["tables"]],
                 "plots": [Plot(**plot) for plot in tree["plots"]],
             }
         )
 
 
-def paired(
-    statement: str, gain: Mean, kind: Kind, *, points: bool = False, note: str = ""
-) -> Claim:
+def paired(statement: str, gain: Mean, *, points: bool = False, note: str = "") -> Claim:
     """Return the claim that `gain`, a mean of differences paired by seed, is positive.
 
     `points`: show the gain, which is a fraction, in percentage points. `note`: text to append to
     the evidence.
     """
     shown = f"{gain.percent(2)} points" if points else gain.text(4)
-    return Claim(statement, verdict(gain), f"{shown} (paired, {gain.n} seeds){note}", kind)
+    return Claim(statement, verdict(gain), f"{shown} (paired, {gain.n} seeds){note}")
 
 
-def verdict(advantage: Mean | None) -> Verdict:
+def verdict(advantage: Mean) -> Verdict:
     """Return the verdict on the claim that `advantage` is positive.
 
-    The claim holds if the whole interval is positive, and fails if no part of it is. None means
-    that both sides are the same model, so the claim is degenerate.
+    The claim holds if the whole interval is positive, and fails if no part of it is.
     """
-    if advantage is None:
-        return "degenerate"
     if advantage.low > 0:
         return "holds"
     return "does not hold" if advantage.high <= 0 else "not settled"
-
-
-def agreed(verdicts: Sequence[Verdict]) -> Verdict:
-    """Combine the verdicts of several evaluations of a claim, such as best and shared rates.
-
-    If they differ, the claim is "not settled", because its verdict depends on the choice of
-    evaluation.
-    """
-    return verdicts[0] if len(set(verdicts)) == 1 else "not settled"

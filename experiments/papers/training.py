@@ -8,42 +8,25 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from experiments.papers.job import Folders, Job, Measures
-from experiments.papers.shards import Dataset, shards_of, tokenizer_of
+from experiments.papers.shards import Dataset, shards_of
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from trainer.config import BestConfig, Recipe
-    from trainer.task import Task
-
-_CURVE_POINTS = 100
-# Placeholder in a recipe for the tokenizer that is trained on the dataset's own texts.
-LEARNED = "made"
 
 
-def training(
-    dataset: Dataset, recipe: Mapping[str, Any], *, also: Sequence[str] = (), logits: bool = False
-) -> Job:
+def training(dataset: Dataset, recipe: Mapping[str, Any], *, also: Sequence[str] = ()) -> Job:
     """Return a job that trains `recipe` on `dataset`, whose shards must exist when it runs.
 
     `recipe` is a dictionary without `run` and `data.shards`. `also`: splits to evaluate in addition
-    to `data.eval_split`. `logits`: also measure log-probabilities, which need all logits.
+    to `data.eval_split`.
 
     The measures are those of the evaluation, plus the measures of each split in `also` under its
-    name, SLC measures of log-probabilities under `all_logits`, and `curve` (steps and training
-    losses). If the recipe keeps the best checkpoint, `best` contains its step and the measures of
-    the splits in `also` at that step. If a loss or gradient is not finite, `diverged` is the only
+    name. If the recipe keeps the best checkpoint, `best` contains its step and the measures of the
+    splits in `also` at that step. If a loss or gradient is not finite, `diverged` is the only
     measure.
     """
-    settings = {
-        "dataset": asdict(dataset),
-        "recipe": recipe,
-        "also": list(also),
-        "logits": logits,
-    }
+    settings = {"dataset": asdict(dataset), "recipe": recipe, "also": list(also)}
     return Job("training:run_recipe", settings)
 
 
@@ -60,8 +43,6 @@ def run_recipe(settings: Mapping[str, Any], folders: Folders) -> Measures:
     dataset = Dataset(**settings["dataset"])
     tree = dict(settings["recipe"])
     data = {**tree.get("data", {}), "shards": str(shards_of(dataset, folders))}
-    if data.get("text", {}).get("tokenizer") == LEARNED:
-        data["text"] = {**data["text"], "tokenizer": str(tokenizer_of(dataset, folders))}
     tree |= {"run": str(run), "data": data}
     recipe = build_recipe(tree, origin="an experiment's recipe")
     log = folders.work / "log.txt"
@@ -87,9 +68,7 @@ def _measures(recipe: "Recipe", settings: Mapping[str, Any], world: Any) -> Meas
         step = _best_step(evaluations, criterion)
         of_splits = {split: _evaluated(run, split, step, world) for split in also}
         measures["best"] = {"step": step, **of_splits}
-    if settings["logits"]:
-        measures["all_logits"] = _slc_of_probabilities(run, world)
-    return {**measures, "curve": _curve(run / "metrics.jsonl")}
+    return measures
 
 
 def _evaluated(run: Path, split: str, step: int | None, world: Any) -> Measures:
@@ -112,49 +91,3 @@ def _best_step(evaluations: Path, criterion: "BestConfig") -> int:
 def _evaluation(path: Path) -> Measures:
     measures: Measures = json.loads(path.read_text(encoding="utf-8"))
     return measures
-
-
-def _curve(log: Path) -> Measures:
-    lines = (json.loads(line) for line in log.read_text(encoding="utf-8").splitlines())
-    steps = [(line["step"], line["loss"]) for line in lines if line["event"] == "step"]
-    chosen = np.unique(np.linspace(0, len(steps) - 1, _CURVE_POINTS).round().astype(int))
-    return {
-        "steps": [steps[index][0] for index in chosen],
-        "losses": [steps[index][1] for index in chosen],
-    }
-
-
-def _slc_of_probabilities(run: Path, world: Any) -> Measures:
-    """Return the measures of log p_j instead of z_j, as in Table 2 of paper 002."""
-    from heads.slc import block_measures
-    from trainer.run.trained_run import open_trained
-
-    trained = open_trained(run, world)
-    logits, labels, ids = evaluated_logits(trained.recipe, trained.task, world)
-    recalls = trained.recipe.evaluation.recalls
-    return block_measures(logits.log_softmax(1), labels, ids, recalls).summary()
-
-
-def evaluated_logits(
-    recipe: "Recipe", task: "Task", world: Any
-) -> tuple["Tensor", "Tensor", "Tensor"]:
-    """Return all logits [N, K] of the evaluation split, labels [N], and class ids [K]."""
-    import torch
-
-    from data.loading.loader import EvalLoader
-    from data.shards.split import open_split
-    from trainer.evaluation.features import gathered_rows
-
-    with open_split(recipe.data.shards, recipe.data.eval_split) as split:
-        loader = EvalLoader(
-            split,
-            recipe.data,
-            batch=recipe.evaluation.batch,
-            rank=0,
-            world_size=1,
-            device=world.device,
-        )
-        rows = gathered_rows(task, loader, world)
-    features, blocks = rows.features, list(task.head.class_rows())
-    logits = torch.cat([task.head.logits(features, block) for block in blocks], dim=1)
-    return logits, rows.labels, torch.cat([block.class_ids for block in blocks])

@@ -10,15 +10,13 @@ cross entropy is the case M = 1. `tests/papers/test_tree_simulation.py` compares
 """
 
 import itertools
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from experiments.papers.job import Job, Results
 from heads.tree import CoverTree, LabelTree, build_cover_tree
 
 FloatArray = NDArray[np.float64]
@@ -173,13 +171,6 @@ def chained_vtree(cover: CoverTree) -> LabelTree:
         for below, above in itertools.pairwise(path):
             parents[nodes[below]] = nodes[above]
     return LabelTree.from_parents(parents, [*range(num_classes), *[-1] * len(nodes)])
-
-
-def is_flat(counts: FloatArray) -> bool:
-    """Return whether the tree loss equals cross entropy: all classes have the same ancestors, which
-    add the same number to every logit."""
-    shared = counts @ counts.T - np.eye(len(counts))
-    return bool(np.ptp(shared) < 1e-9)
 
 
 @dataclass(frozen=True)
@@ -364,50 +355,7 @@ def _accuracy(
     return found
 
 
-def bayes_accuracy(draws: Draws) -> torch.Tensor:
-    """Return the accuracy [D] of the Bayes classifier, which chooses the nearest row of W*."""
-    scores = draws.test_features @ draws.true.mT - draws.true.square().sum(2)[:, None] / 2
-    return (scores.argmax(2) == draws.test_labels).float().mean(1)
-
-
 def similarities(draws: Draws) -> torch.Tensor:
     """Return SimLoss's similarities [D, k, k] between classes, max(0, cosine)."""
     unit = draws.vectors / np.linalg.norm(draws.vectors, axis=2, keepdims=True)
     return torch.from_numpy(np.maximum(0, unit @ unit.swapaxes(1, 2))).to(draws.features.dtype)
-
-
-Arm = TypeVar("Arm")
-
-
-def search(
-    arms: Sequence[Arm],
-    job: Callable[[Arm, Sequence[float]], Job],
-    *,
-    rates: Sequence[float],
-    limits: tuple[float, float],
-) -> Generator[Sequence[Job], Results, dict[Arm, dict[float, float]]]:
-    """Yield jobs that measure `accuracy` by rate and draw. Return its mean by arm and rate.
-
-    Rates are added until the best one has a worse one on each side, or a limit is reached.
-    """
-    found: dict[Arm, dict[float, float]] = {arm: {} for arm in arms}
-    wanted: dict[Arm, list[float]] = {arm: list(rates) for arm in arms}
-    while wanted:
-        jobs = {arm: job(arm, of_arm) for arm, of_arm in wanted.items()}
-        results = yield list(jobs.values())
-        for arm, one in jobs.items():
-            means = [float(np.mean(of_rate)) for of_rate in results[one]["accuracy"]]
-            found[arm] |= dict(zip(wanted[arm], means, strict=True))
-        wanted = {arm: more for arm in wanted if (more := more_rates(found[arm], limits))}
-    return found
-
-
-def more_rates(searched: Mapping[float, float], limits: tuple[float, float]) -> list[float]:
-    """Return the rates to add to a search: none if the best one has a worse one on each side or is
-    at a limit. searched: accuracy by rate."""
-    best = max(searched, key=searched.__getitem__)
-    if best == min(searched) and best > limits[0]:
-        return [float(f"{best / 10 ** (step / 2):.2g}") for step in (1, 2)]
-    if best == max(searched) and best < limits[1]:
-        return [float(f"{best * 10 ** (step / 2):.2g}") for step in (1, 2)]
-    return []

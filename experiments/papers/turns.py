@@ -35,13 +35,6 @@ class Median:
             return shown
         return f"{shown} ({self.low:.{digits}f} to {self.high:.{digits}f})"
 
-    @property
-    def band(self) -> tuple[float, float]:
-        """The interval for a plot; both ends are the median if the interval is infinite."""
-        if math.isinf(self.high):
-            return self.value, self.value
-        return self.low, self.high
-
     def above(self, least: float) -> Verdict:
         """Return the verdict on the claim that the median is above `least`."""
         if self.low > least:

@@ -1,4 +1,4 @@
-"""Tiny datasets in the published formats: MNIST, the binary version of CIFAR-100, and TweetEval."""
+"""Tiny datasets in the published formats: MNIST, and the binary version of CIFAR-100."""
 
 import io
 import struct
@@ -15,15 +15,12 @@ _MAMMALS = (
     "large_carnivores",
     "large_omnivores_and_herbivores",
 )
-_EMOJI = ("❤", "😍", "😂", "💕")
 
 
 def write_papers_data(folder: Path) -> Path:
     """Write all datasets in the layout of `--data`."""
     _write_mnist(folder / "mnist", {"train": 400, "t10k": 100})
     _write_cifar(folder / "cifar-100-binary.tar.gz", {"train": 1_200, "test": 300})
-    _write_tweets(folder / "tweeteval-emoji", {"train": 200, "val": 40, "test": 80})
-    _write_emoji_vectors(folder / "emoji2vec" / "emoji2vec.bin")
     return folder
 
 
@@ -57,32 +54,6 @@ def _write_cifar(path: Path, sizes: dict[str, int]) -> None:
             member = tarfile.TarInfo(f"cifar-100-binary/{name}")
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
-
-
-def _write_tweets(folder: Path, sizes: dict[str, int]) -> None:
-    folder.mkdir(parents=True)
-    mapping = "".join(f"{i}\t{emoji}\t_name_{i}_\n" for i, emoji in enumerate(_EMOJI))
-    (folder / "mapping.txt").write_text(mapping, encoding="utf-8")
-    rng = np.random.default_rng(0)
-    for split, number in sizes.items():
-        labels = [i % len(_EMOJI) for i in range(number)]
-        texts = [
-            f"text {rng.integers(1_000_000)} of kind{label}" + (" ️" if label == 0 else "")
-            for label in labels
-        ]
-        (folder / f"{split}_text.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
-        (folder / f"{split}_labels.txt").write_text("".join(f"{i}\n" for i in labels))
-
-
-def _write_emoji_vectors(path: Path) -> None:
-    """Write vectors in word2vec's binary format."""
-    path.parent.mkdir()
-    vectors = np.random.default_rng(0).standard_normal((len(_EMOJI), 8)).astype("<f4")
-    lines = (
-        emoji.encode() + b" " + row.tobytes() + b"\n"
-        for emoji, row in zip(_EMOJI, vectors, strict=True)
-    )
-    path.write_bytes(f"{len(_EMOJI)} 8\n".encode() + b"".join(lines))
 
 
 def _images(labels: np.ndarray, num_classes: int, side: int, *, channels: int) -> np.ndarray:

@@ -1,5 +1,8 @@
 """The command `python -m experiments.papers`: its list of experiments, one-line errors and page."""
 
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +15,12 @@ from experiments.papers.budget import Budget
 from experiments.papers.experiment import Experiment, PlotFolder, Procedure
 from experiments.papers.experiments import EXPERIMENTS
 from experiments.papers.job_runner import JobRunner
-from experiments.papers.section import Claim, Kind, Section, Table
+from experiments.papers.section import Claim, Section, Table
 from launch.main import run
+from tests.dispositions import default_signals
 from tests.papers.counted import doubling
+from tests.system.processes import ROOT, environment
+from tests.waiting import wait_until
 
 Papers = Callable[..., int]
 _NEEDED = "numbers.txt"
@@ -27,7 +33,7 @@ def _section_of(name: str, paper: str, plots: PlotFolder, double: int) -> Sectio
         paper,
         f"Experiment {name}",
         "As it was.",
-        claims=[Claim("it is doubled", "holds", f"{double}", Kind.PAPER)],
+        claims=[Claim("it is doubled", "holds", f"{double}")],
         tables=[Table("Doubles", ["double"], [[f"{double}"]])],
         plots=[plot],
     )
@@ -48,9 +54,10 @@ def _fails(_budget: Budget, _album: PlotFolder) -> Procedure:
 
 
 # Both use the same job.
-_ONE = Experiment("001-one", "001", "The first", 1, "two", _procedure("001-one", "001"))
-_TWO = Experiment("002-two", "002", "The second", 2, "four", _procedure("002-two", "002"))
-_BAD = Experiment("003-bad", "003", "The third", 3, "six", _fails, needs=(_NEEDED,))
+_ONE = Experiment("001-one", "001", "The first", 1, _procedure("001-one", "001"))
+_TWO = Experiment("002-two", "002", "The second", 2, _procedure("002-two", "002"))
+_BAD = Experiment("003-bad", "003", "The third", 3, _fails, needs=(_NEEDED,))
+_GPU = Experiment("004-gpu", "004", "The fourth", 1, _fails, gpu=True)
 
 
 @pytest.fixture
@@ -82,7 +89,7 @@ def papers(monkeypatch: pytest.MonkeyPatch) -> Papers:
 
 @pytest.fixture
 def _three(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(__main__, "EXPERIMENTS", (_ONE, _TWO, _BAD))
+    monkeypatch.setattr(__main__, "EXPERIMENTS", (_ONE, _TWO, _BAD, _GPU))
 
 
 def test_the_command_without_a_name_lists_every_experiment(
@@ -106,17 +113,19 @@ def test_experiment_names_are_unique_and_start_with_their_paper() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["004"], "all, 001, 002, 003, 001-one, 002-two, 003-bad"),
+        (["005"], "all, 001, 002, 003, 004, 001-one, 002-two, 003-bad, 004-gpu"),
         (["001-one", "001-on"], "001-on"),
-        *((["001", "--budget", wrong], f"--budget is {wrong}: ")
-          for wrong in ("0", "-1", "nan", "inf", "x", "")),
+        *((["001", "--minutes", wrong], f"--minutes is {wrong}: ")
+          for wrong in ("0", "-1", "nan", "inf")),
+        (["001-one", "--gpu"], "remove --gpu"),
+        (["004-gpu"], "add --gpu"),
         (["003", "--data", "none"], _NEEDED),
         (["all", "--data", f"data/{_NEEDED}"], f"data/{_NEEDED}/{_NEEDED} does not exist"),
         (["001", "--page", "data"], "data is a folder: "),
         (["001", "--workers", "0"], "--workers"),
         (["001", "--page-only"], "--page-only"),
         (["--page-only"], "runs/papers"),
-        (["001", "--budgte", "1"], "--budgte"),
+        (["001", "--minuets", "1"], "--minuets"),
     ],
 )  # fmt: skip
 def test_invalid_arguments_exit_with_2_and_write_nothing(
@@ -152,7 +161,7 @@ def test_a_folder_in_use_is_not_changed(
 def test_a_page_is_written_with_figures_and_results_are_reused(
     papers: Papers, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = ("--data", data, "--out", "out", "--budget", "2", "--workers", "1")
+    given = ("--data", data, "--out", "out", "--minutes", "2", "--workers", "1")
     page = tmp_path / "out" / "papers.md"
 
     assert papers("001", *given) == 0
@@ -193,5 +202,41 @@ def test_a_page_is_written_with_figures_and_results_are_reused(
 
     assert (data / "done").read_text() == "4321\n"  # the job ran once
 
-    assert papers("001", *given, "--again") == 0
-    assert (data / "done").read_text() == "4321\n"  # the code is the same
+
+@pytest.mark.timeout(600)
+@default_signals()
+def test_an_interrupted_run_keeps_its_results_and_resumes(tmp_path: Path) -> None:
+    results = tmp_path / "out" / "results"
+    command = [sys.executable, "-m", "experiments.papers", "001-lemmas", "-o", results.parent]
+    command += ["--minutes", "0.01", "--workers", "1"]
+    kept: dict[Path, int] = {}
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)):
+        started = subprocess.Popen(command, cwd=ROOT, env=environment(), stderr=subprocess.DEVNULL)
+        try:
+            _wait_for_results(results, len(kept) + 1, started)
+            os.kill(started.pid, number)
+            assert started.wait(60) == code
+        finally:
+            started.kill()
+            started.wait(60)
+        assert kept.items() < _times(results).items()
+        kept = _times(results)
+
+
+def _wait_for_results(results: Path, number: int, run: "subprocess.Popen[bytes]") -> None:
+    wait_until(lambda: len(_times(results)) >= number, 200, possible=lambda: run.poll() is None)
+
+
+def _times(results: Path) -> dict[Path, int]:
+    """Return when each result was stored."""
+    return {path: path.stat().st_mtime_ns for path in results.glob("*.json")}
+
+
+def test_a_run_whose_time_is_up_ends_and_says_how_to_resume(
+    papers: Papers, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(__main__, "EXPERIMENTS", (_ONE,))
+    monkeypatch.setattr(__main__, "_MINUTES_OVER", -1e9)
+    assert papers("001", "--data", data, "--out", "out", "--workers", "1") == 0
+    error = capsys.readouterr().err
+    assert "the time is up during 001-one: run the same command again to resume" in error

@@ -25,10 +25,9 @@ SMALL: dict[str, dict[str, Any]] = {
     "mlp": {"hidden_sizes": [24, 16], "image_size": 16},
     "slc_cnn": {"conv_channels": [4, 5, 6, 7, 8, 9], "hidden_size": 16, "image_size": 16},
     "cifar_resnet": {"depth": 8, "hidden_sizes": [4, 6, 8]},
-    "wide_resnet": {"depth": 10, "width": 2, "dropout": 0.3},
-    "cifar_densenet": {"depth": 10, "growth_rate": 4, "bottleneck": True, "compression": 0.5},
+    "wide_resnet": {"depth": 10, "width": 2},
+    "cifar_densenet": {"depth": 10, "growth_rate": 4},
 }
-BC = {"bottleneck": True, "compression": 0.5}
 register_networks()
 
 
@@ -71,7 +70,7 @@ def test_no_network_shadows_a_transformers_model() -> None:
         ("wide_resnet", {}, 100, "36.5"),  # Zagoruyko and Komodakis (2016), tables 4 and 5
         ("wide_resnet", {"depth": 40, "width": 1}, 10, "0.6"),
         ("cifar_densenet", {}, 10, "1.0"),  # Huang et al. (2017), table 2
-        ("cifar_densenet", {"depth": 100, "growth_rate": 12, **BC}, 10, "0.8"),
+        ("cifar_densenet", {"depth": 100}, 10, "7.0"),
     ],
 )
 def test_a_network_has_as_many_weights_as_its_paper_reports(

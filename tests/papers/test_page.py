@@ -7,14 +7,14 @@ import pytest
 from experiments.papers.experiments import EXPERIMENTS
 from experiments.papers.page import Status, details_text, row, status, summary, summary_text
 from experiments.papers.run_experiments import stored_sections
-from experiments.papers.section import Claim, Kind, Section, Table, Verdict
+from experiments.papers.section import Claim, Section, Table, Verdict
 from tests.system.processes import ROOT
 
 RESULTS = ROOT / "experiments" / "papers" / "results"
 
 
 def claim(verdict: Verdict, evidence: str = "") -> Claim:
-    return Claim("it wins", verdict, evidence, Kind.PAPER)
+    return Claim("it wins", verdict, evidence)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,6 @@ def claim(verdict: Verdict, evidence: str = "") -> Claim:
         (["holds", "does not hold"], "published", Status.CONTRADICTED),
         (["holds", "does not hold"], "an MLP", Status.NOT_SETTLED),
         (["holds", "not settled"], "published", Status.NOT_SETTLED),
-        (["degenerate"], "published", Status.NOT_SETTLED),
     ],
 )
 def test_only_the_published_scale_can_reproduce_or_contradict(
@@ -34,14 +33,9 @@ def test_only_the_published_scale_can_reproduce_or_contradict(
     assert status([claim(verdict) for verdict in verdicts], scale) is expected
 
 
-def test_a_rate_at_the_edge_of_its_search_settles_nothing() -> None:
-    edge = claim("holds", "1 > 0; the best rate is at an edge of the grid for ce (0.3)")
-    assert status([claim("holds"), edge], "published") is Status.NOT_SETTLED
-
-
 def test_a_row_of_an_unknown_claim_is_an_error() -> None:
     definition = {
-        **dict.fromkeys(("item", "claim", "published", "scale"), ""),
+        **dict.fromkeys(("item", "claim", "published"), ""),
         "experiment": "one",
         "claims": ["it loses"],
     }
@@ -75,7 +69,7 @@ def test_the_details_contain_every_claim_and_table_with_escaped_cells() -> None:
         "001",
         "One",
         "As it was.",
-        claims=[Claim("a|b", "holds", "1 > 0", Kind.PAPER)],
+        claims=[Claim("a|b", "holds", "1 > 0")],
         tables=[Table("T", ["x", "y"], [["1", "2|3"]])],
         remarks=["A remark."],
     )

@@ -1,13 +1,12 @@
-"""A result's provenance covers the code that the job imports, and no other code."""
+"""The key of a result covers the code that its job imports, the settings and, for timings, the
+machine."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from experiments.papers import provenance
+from experiments.papers import job, provenance
 from experiments.papers.job import Job
-from experiments.papers.provenance import Provenance
 
 
 @pytest.fixture
@@ -34,7 +33,7 @@ def digest(file: Path) -> str:
     [
         ("a.py", "def f():\n    from heads import b\n    return -b.x\n"),
         ("b.py", "x = 2\n"),
-        ("__init__.py", "y = 1\n"),
+        ("__init__.py", "from heads import c\n"),
     ],
 )
 def test_changing_code_that_a_job_runs_changes_the_digest(
@@ -61,24 +60,29 @@ def test_changing_other_code_or_comments_keeps_the_digest(
     assert digest(package / "a.py") == before
 
 
-def test_a_training_job_depends_on_the_training_code_but_not_on_the_page() -> None:
-    reached = provenance.reached(Path(provenance.__file__).with_name("training.py"))
+def test_a_job_depends_on_the_losses_but_not_on_the_page() -> None:
+    reached = provenance.reached(Path(provenance.__file__).with_name("stacked_mlp.py"))
     names = {str(path.relative_to(Path(provenance.__file__).parents[2])) for path in reached}
-    assert {"heads/engine/engine.py", "trainer/train.py"} <= names
+    assert "heads/losses/margin.py" in names
     assert not {"experiments/papers/page.py", "experiments/papers/section.py"} & names
 
 
-def test_only_timing_jobs_depend_on_the_machine() -> None:
-    settings: dict[str, object] = {}
-    job = Job("experiments.spherical_cost:time_steps", settings)
-    timing = Job("experiments.spherical_cost:time_steps", settings, alone=True)
-    assert Provenance.of(job).machine == ""
-    now = Provenance.of(timing)
-    assert now.machine
-    assert now.outdated() == ()
-    assert replace(now, machine="an abacus").outdated() == ("timed on an abacus",)
+def test_only_timing_jobs_depend_on_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "experiments.spherical_cost:time_steps"
+    other, timing = Job(name, {}), Job(name, {}, alone=True)
+    before = other.key, timing.key
+    monkeypatch.setattr(job, "hardware", lambda: "an abacus")
+    assert other.key == before[0]
+    assert timing.key != before[1]
 
 
-def test_a_result_from_a_removed_file_is_marked_as_older_code() -> None:
-    now = Provenance.of(Job("experiments.spherical_cost:time_steps", {}))
-    assert replace(now, source="experiments/papers/removed.py").outdated() == ("older code",)
+def test_the_key_depends_on_settings_code_and_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "experiments.spherical_cost:time_steps"
+    before = Job(name, {"rounds": 1}).key
+    assert Job(name, {"rounds": 1}).key == before
+    assert Job(name, {"rounds": 2}).key != before
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "code_digest", lambda _file: "another")
+        assert Job(name, {"rounds": 1}).key != before
+    monkeypatch.setattr(job.torch, "__version__", "1.0")
+    assert Job(name, {"rounds": 1}).key != before

@@ -2,7 +2,6 @@
 
 import json
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -11,13 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from experiments.papers import provenance
 from experiments.papers.budget import Budget
 from experiments.papers.experiment import Experiment, PlotFolder, Procedure
 from experiments.papers.intervals import difference, mean
 from experiments.papers.job import Folders, Job, Results
 from experiments.papers.job_runner import JobRunner
-from experiments.papers.page import details_text
 from experiments.papers.run_experiments import run_experiments, stored_sections
 from experiments.papers.section import Section, Table, verdict
 from tests.dispositions import default_signals
@@ -56,7 +53,7 @@ def _table(numbers: Sequence[float]) -> Table:
     return Table("Doubles", ["number"], [[str(number)] for number in numbers])
 
 
-ONE = Experiment("one", "001", "One", 1, "Ten of them", procedure)
+ONE = Experiment("one", "001", "One", 1, procedure)
 
 
 def test_results_are_reused(tmp_path: Path) -> None:
@@ -76,88 +73,6 @@ def test_results_obtained_before_an_error_are_stored(tmp_path: Path) -> None:
     assert (tmp_path / "done").read_text().split() == ["1"]
 
 
-def test_a_result_from_older_code_is_marked_and_measured_again_on_request(
-    tmp_path: Path,
-) -> None:
-    out = tmp_path / "out"
-    with JobRunner(tmp_path, out, workers=0) as runner:
-        runner.measure([job(1)])
-        (section,) = run_experiments([ONE], runner, 60)
-        assert section.outdated == []
-        stored = out / "results" / f"{job(1).key}.json"
-        result = json.loads(stored.read_text())
-        result["provenance"]["code"] = "another"
-        result["provenance"]["torch"] = "1.0"
-        stored.write_text(json.dumps(result))
-        (section,) = run_experiments([ONE], runner, 60)
-    assert section.outdated == ["1 of 4 results: older code, torch 1.0"]
-    assert "**Older code:** 1 of 4 results: older code, torch 1.0." in details_text(
-        "001", [section]
-    )
-    assert (tmp_path / "done").read_text().split() == ["1", "0", "2", "3"]
-
-    with JobRunner(tmp_path, out, workers=0, again=True) as runner:
-        (section,) = run_experiments([ONE], runner, 60)
-    assert section.outdated == []
-    assert (tmp_path / "done").read_text().split() == ["1", "0", "2", "3", "1"]
-
-
-def test_a_result_without_provenance_is_marked_as_older_code(tmp_path: Path) -> None:
-    with JobRunner(tmp_path, tmp_path / "out", workers=0) as runner:
-        run_experiments([ONE], runner, 60)
-    stored = tmp_path / "out" / "results" / f"{job(1).key}.json"
-    result = json.loads(stored.read_text())
-    del result["provenance"]
-    stored.write_text(json.dumps(result))
-    (section,) = stored_sections(tmp_path / "out", [ONE])
-    assert section.outdated == ["1 of 4 results: older code"]
-
-
-def test_a_result_is_marked_as_older_code_if_the_code_was_edited_during_the_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _jobs_run(tmp_path, monkeypatch, "return {'edited': Path(__file__).write_text('x = 1')}")
-    out = tmp_path / "out"
-    with JobRunner(tmp_path, out, workers=0) as runner:
-        runner.measure([job(1)])
-    assert _outdated(out) == ("older code",)
-
-
-@pytest.mark.parametrize(("again", "expected"), [(False, ("older code",)), (True, ())])
-def test_a_job_started_by_older_code_is_resumed_or_restarted_on_request(
-    again: bool, expected: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "out"
-    _jobs_run(tmp_path, monkeypatch, "raise KeyError((folders.work / 'half').touch())")
-    with JobRunner(tmp_path, out, workers=0) as runner, pytest.raises(KeyError):
-        runner.measure([job(1)])
-    _jobs_run(tmp_path, monkeypatch, "return {'resumed': (folders.work / 'half').exists()}")
-    with JobRunner(tmp_path, out, workers=0, again=again) as runner:
-        assert runner.measure([job(1)])[job(1)]["resumed"] != again
-    assert _outdated(out) == expected
-    assert list((out / "work").iterdir()) == []
-
-
-def _jobs_run(folder: Path, monkeypatch: pytest.MonkeyPatch, statement: str) -> None:
-    """Make every job run a function with this statement as its body, in a separate file."""
-    file = folder / "one_job.py"
-    function = f"def run(settings, folders):\n    {statement}\n"
-    file.write_text(f"from pathlib import Path\n\n\n{function}")
-    monkeypatch.setattr(Job, "resolve", lambda _job: runpy.run_path(str(file))["run"])
-    monkeypatch.setattr(provenance, "_ROOT", folder)
-    _clear_code_cache()
-
-
-def _clear_code_cache() -> None:
-    provenance.code_digest.cache_clear()
-    provenance._parsed.cache_clear()
-
-
-def _outdated(out: Path) -> tuple[str, ...]:
-    _clear_code_cache()
-    return provenance.outdated(json.loads((out / "results" / f"{job(1).key}.json").read_text()))
-
-
 def test_the_budget_is_charged_when_each_job_ends(tmp_path: Path) -> None:
     reports: list[tuple[int, int, float]] = []
 
@@ -165,7 +80,7 @@ def test_the_budget_is_charged_when_each_job_ends(tmp_path: Path) -> None:
         yield [job(number) for number in (1, 2, 3)]
         return Section("three", "001", "Three", "")
 
-    experiment = Experiment("three", "001", "Three", 1, "", three)
+    experiment = Experiment("three", "001", "Three", 1, three)
     with JobRunner(tmp_path, tmp_path / "out", workers=0) as runner:
         run_experiments(
             [experiment],
@@ -206,7 +121,7 @@ def test_workers_exit_when_their_runner_is_killed(tmp_path: Path, number: signal
 
 
 def test_an_experiment_runs_rounds_until_its_budget_is_spent(tmp_path: Path) -> None:
-    for minutes, rounds in ((1e-9, 1), (60, 4), (None, 1)):
+    for minutes, rounds in ((1e-9, 1), (60, 4)):
         out = tmp_path / str(minutes)
         with JobRunner(tmp_path, out, workers=0) as runner:
             (section,) = run_experiments([ONE], runner, minutes)
@@ -218,10 +133,9 @@ def test_an_experiment_runs_rounds_until_its_budget_is_spent(tmp_path: Path) -> 
 
 
 def test_sizes_shrink_with_the_budget_and_do_not_grow() -> None:
-    assert Budget(5, designed=10).size(100, full=10_000) == 50
-    assert Budget(50, designed=10).size(100, full=10_000) == 100
-    assert Budget(None, designed=10).size(100, full=10_000) == 10_000
-    assert Budget(0, designed=10).size(100, full=10_000, least=7) == 7
+    assert Budget(5, designed=10).size(100) == 50
+    assert Budget(50, designed=10).size(100) == 100
+    assert Budget(0, designed=10).size(100, least=7) == 7
 
 
 def test_intervals_use_students_t() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.papers.experiment import Experiment
-from experiments.papers.experiments.spherical_cost import EXPERIMENT, row_distance, slope
+from experiments.papers.experiments.spherical_cost import EXPERIMENT, slope
 from experiments.papers.section import Section
 
 
@@ -17,10 +17,6 @@ def test_a_slope_is_the_fitted_exponent_with_an_interval_over_rounds() -> None:
     assert found.value == pytest.approx(1.5, abs=0.01)
     assert found.n == 20
     assert 0 < found.half < 0.01
-
-
-def test_both_heads_make_the_same_update() -> None:
-    assert row_distance(steps=3, num_classes=50, dim=8) < 1e-5
 
 
 def test_both_heads_are_timed_by_classes_and_by_features(

@@ -14,7 +14,6 @@ from experiments.papers.tree_simulation import (
     Regime,
     chained_vtree,
     draw,
-    is_flat,
     path_counts,
     similarities,
     train,
@@ -144,9 +143,3 @@ def test_pseudoclasses_of_the_authors_share_a_vector_per_center() -> None:
     assert chains.max() == 1
     assert authors.max() > 1
     assert (chains.sum(1) == authors.sum(1)).all()
-
-
-def test_a_tree_with_one_inner_node_is_flat() -> None:
-    vectors = np.eye(4)  # all distances are equal
-    assert is_flat(path_counts("vtree", vectors, 2.0))
-    assert not is_flat(path_counts("vtree", np.array([[0.0], [1.0], [5.0], [5.2]]), 2.0))

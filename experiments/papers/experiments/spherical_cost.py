@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from experiments.papers.budget import Budget
 from experiments.papers.experiment import Experiment, PlotFolder, Procedure
 from experiments.papers.intervals import Mean, mean
 from experiments.papers.job import Folders, Job, Measures
-from experiments.papers.section import Claim, Kind, Section, Table, Verdict, verdict
+from experiments.papers.section import Claim, Section, Table, Verdict, verdict
 from experiments.papers.turns import milliseconds, timed
 from heads import ClassHead, FactoredHead
 from heads.losses import SphericalSoftmax
@@ -57,7 +56,6 @@ def time_steps(settings: Mapping[str, Any], folders: Folders) -> Measures:
     return {
         "seconds": found,
         "consolidations": sum(head.num_consolidations for head in factored),
-        "apart": row_distance(steps=5),
         "device": device,
     }
 
@@ -101,26 +99,6 @@ def _trained_by(head: ClassHead) -> Callable[[Tensor, Tensor], None]:
     return dense
 
 
-def row_distance(*, steps: int, num_classes: int = 1_000, dim: int = 32) -> float:
-    """Return the largest distance between the rows of both heads after the same steps.
-
-    It is relative to the distance moved by the row that moved furthest.
-    """
-    dense = ClassHead(dim, num_classes, SphericalSoftmax(), bias=False)
-    factored = FactoredHead(dim, num_classes, SphericalSoftmax())
-    start = dense.weight.detach().clone()
-    trained = _trained_by(dense), _trained_by(factored)
-    draw = torch.Generator().manual_seed(1)
-    for _ in range(steps):
-        features = torch.randn(_BATCH, dim, generator=draw)
-        labels = torch.randint(num_classes, (_BATCH,), generator=draw)
-        for train in trained:
-            train(features.clone().requires_grad_(), labels)
-    ends = dense.weight.detach()
-    distance = (ends - factored.weight.detach()).norm(dim=1).max()
-    return float(distance / (ends - start).norm(dim=1).max())
-
-
 def slope(seconds: Mapping[int, Sequence[float]]) -> Mean:
     """Return the slope of log time over log size, fitted to each round separately."""
     sizes = np.log(list(seconds))
@@ -143,13 +121,13 @@ def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
         "dims": _cases([(fixed, number) for number in dims]),
     }
     # Creating ten million rows and their squares takes additional time.
-    seconds = 300.0 if budget.is_full else max(1.0, 20 * EXPERIMENT.minutes * budget.effort)
+    seconds = max(1.0, 20 * EXPERIMENT.minutes * budget.effort)
     jobs = {
         name: Job(
             _JOB,
             {
                 "cases": cases[name],
-                "rounds": budget.size(60, full=200, least=3),
+                "rounds": budget.size(60, least=3),
                 "seconds": seconds,
             },
             alone=True,
@@ -202,7 +180,6 @@ def _section(
 ) -> Section:
     device = "a GPU" if by_classes.measures["device"] == "cuda" else "a CPU"
     consolidations = by_classes.measures["consolidations"] + by_dims.measures["consolidations"]
-    distance = by_classes.measures["apart"]
     return Section(
         name=EXPERIMENT.name,
         paper=EXPERIMENT.paper,
@@ -230,11 +207,8 @@ def _section(
             )
         ],
         remarks=[
-            "Both heads learn the same rows: after the same number of steps, their rows differ by "
-            f"{distance:.0e} relative to the distance that the rows have moved.",
             "After many steps, the factored head consolidates its rows, which requires a pass "
             f"over all rows. This happened {consolidations} times during the measurement.",
-            _break_even(by_classes, dim),
         ],
     )
 
@@ -248,13 +222,11 @@ def _claims(by_classes: _Times, by_dims: _Times, dim: str, classes: str) -> list
             f"{_FLAT:.3f} of zero)",
             _within(flat, _FLAT),
             f"slope {flat.text()} from {_first(by_classes)} to {max(by_classes.of['factored']):,}",
-            Kind.PAPER,
         ),
         Claim(
             f"the time of a step grows no faster than d^2 ({classes})",
             verdict(Mean(2 - in_dims.value, in_dims.half, in_dims.n)),
             f"slope {in_dims.text()} from d = {_first(by_dims)} to {max(by_dims.of['factored']):,}",
-            Kind.PAPER,
         ),
     ]
 
@@ -267,21 +239,6 @@ def _within(found: Mean, tolerance: float) -> Verdict:
     if max(abs(found.low), abs(found.high)) < tolerance:
         return "holds"
     return "does not hold" if found.low > tolerance or found.high < -tolerance else "not settled"
-
-
-def _break_even(by_classes: _Times, dim: str) -> str:
-    """Return a remark on the numbers of classes for which the factored head is faster."""
-    factored, dense = by_classes.of["factored"], by_classes.of["dense"]
-    wins = [size for size, times in dense.items() if median(times) > median(factored[size])]
-    if not wins:
-        return f"The factored head is not faster at any number of classes measured ({dim})."
-    most = max(wins)
-    times = median(dense[most]) / median(factored[most])
-    return (
-        f"The factored head is faster than the dense head for D = "
-        f"{', '.join(f'{size:,}' for size in sorted(wins))} ({dim}); for D = {most:,}, it is "
-        f"{times:.0f} times as fast."
-    )
 
 
 def _table(title: str, size: str, times: _Times) -> Table:
@@ -322,6 +279,5 @@ EXPERIMENT = Experiment(
     paper="004",
     title="Cost of a step by number of classes and features",
     minutes=1.5,
-    full="more rounds",
     procedure=_procedure,
 )

@@ -1,7 +1,7 @@
 """Paper 000, synthetic experiment II (6.1.3, Figure 3) and Lemma 3: norms of the parameters by k.
 
-Norms are computed at W* and for trained weights. At W*, the U-tree's parameters follow from Eq. 2.
-The V-tree's are not unique; of those that represent W*, the ones with the least norm are used.
+Norms are computed at W*. The U-tree's parameters follow from Eq. 2. The V-tree's are not unique; of
+those that represent W*, the ones with the least norm are used.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 
 from experiments.papers.budget import Budget
 from experiments.papers.experiment import Experiment, PlotFolder, Procedure
-from experiments.papers.experiments.tree_synthetic import BASE, Arm, Trained, measured
+from experiments.papers.experiments.tree_synthetic import BASE
 from experiments.papers.intervals import difference, mean
 from experiments.papers.job import Folders, Job, Measures
-from experiments.papers.section import Claim, Kind, Section, Table, verdict
+from experiments.papers.section import Claim, Section, Table, verdict
 from experiments.papers.tree_simulation import FloatArray, Regime, draw, path_counts
 from heads.tree import build_cover_tree
 
@@ -29,21 +29,15 @@ _Norms = Sequence[Sequence[float]]
 def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
     toy = budget.is_toy
     classes = (4, 8, 16) if toy else (10, 32, 100, 316, 1000)
-    trained_classes = classes[:2] if toy else classes[:4]
-    numbers = range(2 if toy else budget.size(20, full=50, least=10))
+    draws = 2 if toy else budget.size(20, least=10)
+    numbers = range(budget.first_seed, budget.first_seed + draws)
     line = Job("experiments.tree_norms:norms_on_a_line", {"classes": [2**i for i in range(1, 12)]})
     results = yield [line, *(_exact(k, number) for k in classes for number in numbers)]
     exact = {
         name: [[results[_exact(k, number)][name] for k in classes] for number in numbers]
         for name in _EXACT
     }
-    regimes = [Regime(n=10 if toy else 1000, d=10, k=k) for k in trained_classes]
-    arms = {
-        name: [Arm(regime, "text", loss) for regime in regimes]
-        for name, loss in (("W", "ce"), ("V", "tree"))
-    }
-    trained, draws = yield from measured(budget, [arm for pair in arms.values() for arm in pair])
-    return _section(classes, exact, arms, trained, draws, results[line].measures, plots)
+    return _section(classes, exact, results[line].measures, plots)
 
 
 def _exact(classes: int, number: int) -> Job:
@@ -96,31 +90,20 @@ def slopes(classes: Sequence[int], norms: _Norms) -> list[float]:
 def _section(
     classes: Sequence[int],
     exact: Mapping[str, _Norms],
-    arms: Mapping[str, Sequence[Arm]],
-    trained: Trained,
-    draws: int,
     line: Measures,
     plots: PlotFolder,
 ) -> Section:
-    trained_classes = [arm.regime.k for arm in arms["W"]]
-    after = {
-        name: list(zip(*(trained.norms_at_own(arm) for arm in of_name), strict=True))
-        for name, of_name in arms.items()
-    }
     plot = plots.save(
         EXPERIMENT.name,
-        _figure({"at W*": (classes, exact), "trained": (trained_classes, after)}),
-        title="Frobenius norms of the parameters by number of classes k, at W* (left) and after "
-        "training at the best rates (right).",
-        alt_text="Two panels with norms over k and error bars; both axes are logarithmic.",
+        _figure(classes, exact),
+        title="Frobenius norms of the parameters by number of classes k, at W*.",
+        alt_text="Norms over k with error bars; both axes are logarithmic.",
     )
     return Section(
         name=EXPERIMENT.name,
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
-        setup=f"d = 10, sigma = 1, cover trees of base {BASE:g}; {len(exact['W*'])} draws at W* "
-        f"and {draws} draws after one pass of plain SGD over 1,000 samples, averaged weights, each "
-        "loss and k at its own best rate.",
+        setup=f"d = 10, cover trees of base {BASE:g}; {len(exact['W*'])} draws.",
         claims=[
             *(
                 _slower(
@@ -128,18 +111,10 @@ def _section(
                 )
                 for ours in ("V*", "U*")
             ),
-            _slower(
-                trained_classes,
-                after,
-                "V",
-                "W",
-                "||V|| grows more slowly than ||W|| after one pass, own best rates",
-            ),
             _lemma(line),
         ],
         tables=[
             _table("Frobenius norms at W*", classes, exact),
-            _table("Norms of trained weights", trained_classes, after),
             _line(line),
         ],
         plots=[plot],
@@ -163,7 +138,6 @@ def _slower(
         f"Figure 3: {statement}",
         verdict(gap),
         f"exponents of k: {exponents}; difference {gap.text()} (paired, {gap.n} draws)",
-        Kind.PAPER,
     )
 
 
@@ -175,7 +149,6 @@ def _lemma(line: Measures) -> Claim:
         "Lemma 3 (eq 13) bounds ||U*|| where the metric is a line (c = 1)",
         "does not hold" if broken else "holds",
         f"{words}; values of k up to {max(line['classes'])} were tried",
-        Kind.PAPER,
     )
 
 
@@ -196,28 +169,26 @@ def _line(line: Measures) -> Table:
     return Table("Lemma 3 on a line", ["k", "U*", "bound"], rows)
 
 
-def _figure(both: Mapping[str, tuple[Sequence[int], Mapping[str, _Norms]]]) -> Figure:
-    figure = Figure(figsize=(8, 4), layout="constrained")
-    panels = figure.subplots(1, 2)
-    for panel, (title, (classes, norms)) in zip(panels, both.items(), strict=True):
-        for number, (name, of_name) in enumerate(norms.items()):
-            found = [mean([one[index] for one in of_name]) for index in range(len(classes))]
-            panel.errorbar(
-                classes,
-                [one.value for one in found],
-                yerr=[one.half for one in found],
-                marker=_MARKS[number],
-                capsize=3,
-                label=name,
-            )
-        panel.set_xscale("log")
-        panel.set_xticks(classes, [str(k) for k in classes])
-        panel.xaxis.set_tick_params(which="minor", bottom=False, labelbottom=False)
-        panel.set_yscale("log")
-        panel.set_title(title)
-        panel.set_xlabel("classes k")
-        panel.set_ylabel("Frobenius norm")
-        panel.legend()
+def _figure(classes: Sequence[int], norms: Mapping[str, _Norms]) -> Figure:
+    figure = Figure(figsize=(5, 4), layout="constrained")
+    axes = figure.subplots()
+    for number, (name, of_name) in enumerate(norms.items()):
+        found = [mean([one[index] for one in of_name]) for index in range(len(classes))]
+        axes.errorbar(
+            classes,
+            [one.value for one in found],
+            yerr=[one.half for one in found],
+            marker=_MARKS[number],
+            capsize=3,
+            label=name,
+        )
+    axes.set_xscale("log")
+    axes.set_xticks(classes, [str(k) for k in classes])
+    axes.xaxis.set_tick_params(which="minor", bottom=False, labelbottom=False)
+    axes.set_yscale("log")
+    axes.set_xlabel("classes k")
+    axes.set_ylabel("Frobenius norm")
+    axes.legend()
     return figure
 
 
@@ -225,7 +196,6 @@ EXPERIMENT = Experiment(
     name="000-norms",
     paper="000",
     title="Norms of the parameters (Figure 3, Lemma 3)",
-    minutes=3,
-    full="50 draws of W, as in the paper",
+    minutes=1,
     procedure=_procedure,
 )

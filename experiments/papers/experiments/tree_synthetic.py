@@ -13,11 +13,12 @@ from matplotlib.figure import Figure
 
 from experiments.papers import tree_simulation as simulation
 from experiments.papers.budget import Budget
+from experiments.papers.comparison import best_rate, mean_accuracies, search
 from experiments.papers.experiment import Experiment, PlotFolder, Procedure
 from experiments.papers.intervals import Mean, difference, mean
 from experiments.papers.job import Folders, Job, Measures, Results
-from experiments.papers.section import Claim, Kind, Section, Table, Verdict, verdict
-from experiments.papers.tree_simulation import AUTHORS_RATE, Protocol, Regime, search
+from experiments.papers.section import Claim, Section, Table, Verdict, verdict
+from experiments.papers.tree_simulation import AUTHORS_RATE, Protocol, Regime
 from heads.tree import build_cover_tree
 
 BASE = 2.0
@@ -103,12 +104,8 @@ def train_arm(settings: Mapping[str, Any], _folders: Folders) -> Measures:
         counts = [simulation.path_counts(kind, one, settings["base"]) for one in draws.vectors]
         similarity = simulation.similarities(draws) if loss == "simloss" else None
         found = simulation.train(draws, counts, rates, protocol, similarity=similarity)
-    return {
-        "accuracy": [[round(one, 4) for one in of_rate] for of_rate in found.accuracy.T.tolist()],
-        "norm": [[round(one, 4) for one in of_rate] for of_rate in found.norm.T.tolist()],
-        "flat": sum(map(simulation.is_flat, counts)) if kind != "ce" else 0,
-        "bayes": round(float(simulation.bayes_accuracy(draws).mean()), 4),
-    }
+    by_rate = found.accuracy.T.tolist()
+    return {"accuracy": [[round(one, 4) for one in of_rate] for of_rate in by_rate]}
 
 
 @dataclass
@@ -119,7 +116,7 @@ class Trained:
     measured: dict[Arm, Mapping[str, Any]]
 
     def own_rate(self, arm: Arm) -> float:
-        return max(self.searched[arm], key=self.searched[arm].__getitem__)
+        return best_rate(self.searched[arm])
 
     def is_bracketed(self, arm: Arm) -> bool:
         """Return whether the best rate has a lower and a higher neighbor in the search."""
@@ -128,9 +125,6 @@ class Trained:
 
     def at_own(self, arm: Arm) -> list[float]:
         return self.measured[arm]["accuracy"][0]
-
-    def norms_at_own(self, arm: Arm) -> list[float]:
-        return self.measured[arm]["norm"][0]
 
     def at_authors_rate(self, arm: Arm) -> list[float]:
         return self.measured[arm]["accuracy"][1]
@@ -215,13 +209,14 @@ def measured(
     seeds = range(2 if toy else max(5, round(_SEARCH_DRAWS * budget.effort)))
     searched = yield from search(
         arms,
-        lambda arm, rates: arm.job(seeds, rates, tests),
+        lambda arm, rates: [arm.job(seeds, rates, tests)],
+        mean_accuracies,
         rates=_RATES[::4] if toy else _RATES,
         limits=(_RATES[0], _RATES[-1]) if toy else _LIMITS,
     )
     trained = Trained(searched, {})
-    draws = 3 if toy else budget.size(_DRAWS, full=200, least=25)
-    compared = range(1000, 1000 + draws)
+    draws = 3 if toy else budget.size(_DRAWS, least=25)
+    compared = range(1000 + budget.first_seed, 1000 + budget.first_seed + draws)
     jobs = {arm: arm.job(compared, [trained.own_rate(arm), AUTHORS_RATE], tests) for arm in arms}
     results = yield list(jobs.values())
     trained.measured.update({arm: results[job].measures for arm, job in jobs.items()})
@@ -333,7 +328,6 @@ def _claims(
                         f"Figure 2: the tree loss beats {_NAMES[other]} in all regimes ({where})",
                         _everywhere(gains),
                         _summary(gains),
-                        Kind.PAPER,
                     )
                 )
             gains = _gains(trained, axes["base"], 1, own=own)
@@ -342,7 +336,6 @@ def _claims(
                     f"Figure 4: the tree loss beats cross entropy at every base ({where})",
                     _everywhere(gains),
                     _summary(gains),
-                    Kind.PAPER,
                 )
             )
             claims.append(_best_base(trained, axes["base"], where, own=own))
@@ -352,7 +345,6 @@ def _claims(
                     f"Figure 5: at epsilon = {value:g} the tree loss beats cross entropy ({where})",
                     verdict(gain),
                     gain.text(4),
-                    Kind.PAPER,
                 )
             )
     return claims
@@ -376,7 +368,6 @@ def _best_base(
         f"Figure 4: accuracy is highest at a base of about 1.3 ({where})",
         ("holds" if settled else "not settled") if near else "does not hold",
         f"highest at {best:g} ({levels[best].text()})",
-        Kind.PAPER,
     )
 
 
@@ -484,6 +475,5 @@ EXPERIMENT = Experiment(
     paper="000",
     title="Synthetic data: regimes, bases and metrics (Figures 2, 4 and 5)",
     minutes=12,
-    full="200 draws",
     procedure=_procedure,
 )
