@@ -185,7 +185,7 @@ def test_forked_workers_encode_silently_after_the_parent_used_threads(
     out = tmp_path / "out"
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORKED, names, out],
-        timeout=60,
+        timeout=240,
         capture_output=True,
         text=True,
     )

@@ -10,9 +10,10 @@ from data.inspection.verify import Damage, damages
 from data.retry import RetriesExhaustedError
 from data.shards.index import index_path
 from data.shards.manifest import Manifest
+from data.shards.writing.writer import write_shards
+from data.sources import EmojiNames
 from tests.data.conftest import kway_shard, open_index
 from tests.data.file_server import FileServer, serving
-from tests.shards import glyph_shards
 
 FIRST = "train-000000.tar"
 
@@ -81,7 +82,8 @@ def test_a_damaged_index_is_reported_with_its_url(copy: Path, server: FileServer
 
 
 def test_label_vectors_at_a_url_are_verified(tmp_path: Path) -> None:
-    folder = glyph_shards(tmp_path)
+    folder = tmp_path / "names"
+    write_shards(EmojiNames(9, ("en", "fr"), ("fr",)), folder, workers=0)
     assert found(f"file://{folder}") == []
     append(folder / "label_vectors.safetensors", b"x")
     (damage,) = found(f"file://{folder}")
