@@ -1,35 +1,56 @@
 """A run with millions of classes, from shards to a served query, and what its class list costs:
-`python -m benchmarks.class_list [--classes 10000000] [--kind vtree]`.
+`python -m benchmarks.class_list [--classes 10000000] [--kind vtree] [--share 512]`.
 
 The samples are a few hundred glyphs. Every class has a generated name and is below one of 1,000
 nodes, so that label trees are built from the hierarchy. Each step of the path runs in its own
-processes, whose high-water mark is read from the kernel.
+processes. The high-water mark of the largest one is read from the kernel and compared with `kway
+plan`. The plan of a V-tree is an upper bound, because it assumes the largest tree.
+
+With `--share N`, one process trains and evaluates as the first of N ranks, which divide the classes
+among themselves. The others are simulated: torch's fake process group returns the data of this rank
+for all of them.
 """
 
 import argparse
 import json
 import os
-import resource
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import psutil
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from data.classes.class_list import ClassInfo, ClassList
+from data.loading.batch import Cursor
 from data.shards.manifest import Manifest, SourceInfo
 from data.shards.writing.writer import write_shards
 from data.skipped import Skipped
 from data.sources import Glyphs
 from data.sources.source import Modality, Sample, Source
+from launch.plan.cluster import machine_named
+from launch.plan.plan import Plan
+from launch.plan.request import PlanRequest
 from tests.tiny_networks import TINY_RESNET
+from trainer.evaluation import evaluate_split, save_evaluation
+from trainer.recipe import load_recipe
+from trainer.run.training_data import RunData, load_run_manifest
+from trainer.step import take_step
+from trainer.world import World
 
-_NODES, _SAMPLES = 1_000, 256
+_NODES, _SAMPLES = 1_000, 1_024
+_RANKS_PER_NODE = 8
+_POLL_SECONDS = 0.1
 _LOOKUPS = 10_000
 
 
@@ -60,6 +81,7 @@ class ManyClasses(Source):
     def splits(self) -> dict[str, Sequence[Any]]:
         glyphs = self._glyphs.splits()["train"]
         labels = np.random.default_rng(0).integers(self.num_classes, size=_SAMPLES)
+        labels[0] = 0  # the first rank evaluates the first sample and has the first class
         tasks = [(glyphs[i % len(glyphs)], i, int(label)) for i, label in enumerate(labels)]
         return {"train": tasks, "test": tasks[: _SAMPLES // 4]}
 
@@ -73,7 +95,7 @@ class ManyClasses(Source):
         return self.__dict__
 
 
-def recipe(folder: Path, kind: str, *, steps: int) -> dict[str, Any]:
+def recipe(folder: Path, kind: str, *, steps: int, batch: int) -> dict[str, Any]:
     weights: dict[str, Any] = {"kind": kind}
     if kind != "dense":
         weights["tree"] = {"kind": "hierarchy"}
@@ -88,20 +110,45 @@ def recipe(folder: Path, kind: str, *, steps: int) -> dict[str, Any]:
         "backbone": {"config": {**TINY_RESNET, "num_channels": 1}},
         "head": {"weights": weights, "loss": {"kind": "ce"}},
         "optimizer": {"kind": "sgd", "lr": 0.1, "momentum": 0},
-        "train": {"duration": {"steps": steps}, "global_batch": 32},
+        "train": {"duration": {"steps": steps}, "global_batch": batch},
         "evaluation": {"batch": 32},
     }
 
 
-def measured(title: str, *command: object) -> None:
-    """Run a command and print its time and the memory of its largest process."""
-    start = time.perf_counter()
-    done = subprocess.run(list(map(str, command)), text=True, capture_output=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{title}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss  # of the largest child so far
+def measured(title: str, command: Sequence[object], planned: int | None = None) -> None:
+    """Run a command and print its time and the memory of its largest process, and the planned
+    memory.
+    """
+    start, peak = time.perf_counter(), 0
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(list(map(str, command)), stdout=output, stderr=output)
+        while process.poll() is None:
+            peak = max(peak, largest(psutil.Process(process.pid)))
+            time.sleep(_POLL_SECONDS)
+        if process.returncode:
+            output.seek(0)
+            raise SystemExit(f"{title}: exit code {process.returncode}\n{output.read()}")
+    compared = "- | -" if planned is None else f"{planned / 2**30:.2f} GiB | {peak / planned:.2f}"
     seconds = time.perf_counter() - start
-    print(f"| {title} | {seconds:.0f} s | {peak / 2**20:.2f} GiB |", flush=True)
+    print(f"| {title} | {seconds:.0f} s | {peak / 2**30:.2f} GiB | {compared} |", flush=True)
+
+
+def largest(process: psutil.Process) -> int:
+    """Return the high-water mark of the largest process among this one and its children."""
+    peak = 0
+    with suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+        for each in (process, *process.children(recursive=True)):
+            status = Path(f"/proc/{each.pid}/status").read_text()
+            lines = [line.split() for line in status.splitlines() if line.startswith("VmHWM")]
+            peak = max([peak, *(1024 * int(kilobytes) for _, kilobytes, _ in lines)])
+    return peak
+
+
+def planned(path: Path, *, nodes: int = 1, ranks: int) -> int:
+    """Return the peak main memory of a rank according to `kway plan`."""
+    machine = machine_named("cpu", link_gbps=None, ranks_per_node=ranks)
+    plan = Plan(load_recipe(path), machine, PlanRequest(nodes=nodes, gpus=ranks, gpu="cpu"))
+    return plan.host.peak // ranks
 
 
 def lookups(folder: Path) -> None:
@@ -132,42 +179,70 @@ def private_bytes() -> int:
     return 1024 * int(sizes["Private_Dirty:"])
 
 
+def train_share(path: Path, ranks: int, steps: int) -> None:
+    """Train and evaluate as the first of `ranks` ranks."""
+    dist.init_process_group("fake", rank=0, world_size=ranks)
+    mesh = init_device_mesh("cpu", (1, ranks), mesh_dim_names=("data", "class"))
+    world = World(0, ranks, 0, _RANKS_PER_NODE, torch.device("cpu"), mesh)
+    settings = load_recipe(path)
+    data = RunData.open(settings, load_run_manifest(settings.data, is_main=True))
+    task = data.build_task(settings, world)
+    task.train().start_training()
+    batches = iter(data.open_loader(settings, world, Cursor(settings.seed)))
+    for step in range(1, steps + 1):
+        take_step(task, next(batches), 1.0, step=step)
+    found = evaluate_split(task, settings, world, label_vectors=None, manifest=data.manifest)
+    save_evaluation(settings.run / "evaluations", found, step=steps)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.class_list", description=__doc__)
     parser.add_argument("--classes", type=int, default=10_000_000)
     parser.add_argument("--kind", choices=("dense", "vtree"), default="dense")
-    parser.add_argument("-o", "--out", type=Path)
-    parser.add_argument("--part", choices=("shard", "lookups"), help=argparse.SUPPRESS)
+    parser.add_argument("--share", type=int, metavar="N", help="train as one of N ranks")
+    parser.add_argument("-o", "--out", type=Path, help="folder; its shards are used again")
+    parser.add_argument("--part", choices=("shard", "lookups", "share"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.part == "shard":
         write_shards(ManyClasses(options.classes), options.out / "shards", workers=0)
     elif options.part == "lookups":
         lookups(options.out)
+    elif options.part == "share":
+        train_share(options.out / "5-steps.yaml", options.share, 5)
     else:
         with tempfile.TemporaryDirectory() as folder:
-            run(options.out or Path(folder), options.classes, options.kind)
+            run(options.out or Path(folder), options.classes, options.kind, options.share)
 
 
-def run(folder: Path, num_classes: int, kind: str) -> None:
+def run(folder: Path, num_classes: int, kind: str, share: int | None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for steps in (5, 8):
-        text = json.dumps(recipe(folder, kind, steps=steps))
-        (folder / f"{steps}-steps.yaml").write_text(text)
+    shutil.rmtree(folder / kind, ignore_errors=True)  # of an earlier call
+    five, eight = (folder / f"{steps}-steps.yaml" for steps in (5, 8))
+    for steps, path in ((5, five), (8, eight)):
+        settings = recipe(folder, kind, steps=steps, batch=share or 32)
+        if share is not None:  # DistributedDataParallel does not support the fake group
+            settings["train"]["strategy"] = {"kind": "fsdp"}
+        path.write_text(json.dumps(settings))
     own = (sys.executable, "-m", "benchmarks.class_list", "--classes", num_classes, "-o", folder)
     kway = (sys.executable, "-P", "-m", "launch")
     print(f"{num_classes:,} classes, {kind}\n")
-    print("| step | time | largest process so far |\n|---|---|---|")
+    print("| step | time | largest process | planned | ratio |\n|---|---|---|---|---|", flush=True)
     if not (folder / "shards" / "manifest.json").exists():
-        measured("shard", *own, "--part", "shard")
+        measured("shard", (*own, "--part", "shard"))
+    if share is not None:
+        memory = planned(five, nodes=share // _RANKS_PER_NODE, ranks=_RANKS_PER_NODE)
+        measured(f"1 of {share} ranks", (*own, "--part", "share", "--share", share), memory)
+    else:
+        train, bundle, image = (*kway, "train"), folder / f"{kind}-bundle", folder / "glyph.png"
+        measured("train, 2 ranks", (*train, five, "--nproc", 2), planned(five, ranks=2))
+        alone = planned(eight, ranks=1)
+        measured("resume on 1 rank", (*train, eight, "--nproc", 1), alone)
+        measured("evaluate", (*kway, "eval", folder / kind), alone)
+        measured("export", (*kway, "export", folder / kind, "-o", bundle, "--force"))
+        image.write_bytes(_png())
+        name = f"species {num_classes // 2:09d}"
+        measured("query", (*kway, "query", bundle, "--class", name, image))
     subprocess.run([*map(str, own), "--part", "lookups"], check=True)
-    measured("train, 2 ranks", *kway, "train", folder / "5-steps.yaml", "--nproc", 2)
-    measured("resume on 1 rank", *kway, "train", folder / "8-steps.yaml", "--nproc", 1)
-    measured("evaluate", *kway, "eval", folder / kind)
-    measured("export", *kway, "export", folder / kind, "-o", folder / f"{kind}-bundle", "--force")
-    image = folder / "glyph.png"
-    image.write_bytes(_png())
-    name = f"species {num_classes // 2:09d}"
-    measured("query", *kway, "query", folder / f"{kind}-bundle", "--class", name, image)
 
 
 def _png() -> bytes:

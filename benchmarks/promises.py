@@ -72,6 +72,7 @@ def resplits(
         position = np.arange(len(labels)) - (np.cumsum(num) - num)[of_class]
         sets, others = position < used[of_class], num - used
         promises = make_promises(ordered[sets], of_class[sets], groups, RECALLS, CONFIDENCE)
+        promises = promises.by_class()
         for column, recall in enumerate(RECALLS):
             passes = ordered[~sets] >= promises.thresholds[of_class[~sets], column]
             passed = np.bincount(of_class[~sets], passes, len(num))

@@ -6,7 +6,7 @@ import hashlib
 import mmap
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -58,19 +58,19 @@ def explained(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def commit(path: Path, content: bytes) -> None:
+def commit(path: Path, content: bytes | Callable[[IO[bytes]], object]) -> None:
     """Write a file atomically: even after a power failure, the file either is complete or does not
-    exist.
+    exist. `content` may be a function that writes it.
 
     Retries after a transient error, and raises RetriesExhaustedError if all attempts fail.
     """
     retried(str(path), lambda: _commit(path, content))
 
 
-def _commit(path: Path, content: bytes) -> None:
+def _commit(path: Path, content: bytes | Callable[[IO[bytes]], object]) -> None:
     with temporary_path(path) as temporary:
         with temporary.open("wb") as file:
-            file.write(content)
+            file.write(content) if isinstance(content, bytes) else content(file)
             flush(file)
         temporary.replace(path)
     sync(path.parent)

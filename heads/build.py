@@ -15,7 +15,7 @@ from heads.head import ClassHead
 from heads.hierarchical import HierarchicalSoftmaxHead
 from heads.rows.node_values import FP8
 from heads.tree import LabelTree, build_cover_tree, label_tree_of_paths
-from heads.tree.named_tree import NamedTree
+from heads.tree.named_tree import Positions, load_tree
 
 ClassPaths = tuple[Sequence[Sequence[str]], np.ndarray]
 """The names above the classes, from the root down: class i is below `paths[path_of_class[i]]`."""
@@ -33,7 +33,7 @@ def build_head(
     seed: int,
     device: torch.device | str,
     class_counts: np.ndarray | None = None,
-    class_names: Sequence[str] | None = None,
+    tree_positions: Positions | None = None,
     class_paths: ClassPaths | None = None,
     tree: LabelTree | None = None,
 ) -> ClassHead:
@@ -56,7 +56,7 @@ def build_head(
             config,
             num_classes=num_classes,
             label_vectors=label_vectors,
-            class_names=class_names,
+            tree_positions=tree_positions,
             class_paths=class_paths,
         )
     weights = _class_weights(config.class_weights, num_classes, class_counts)
@@ -96,21 +96,23 @@ def build_tree(
     *,
     num_classes: int,
     label_vectors: np.ndarray | None,
-    class_names: Sequence[str] | None = None,
+    tree_positions: Positions | None = None,
     class_paths: ClassPaths | None = None,
 ) -> LabelTree:
     """Build or load the label tree for a recipe's class weights.
 
     The source is `label_vectors` [K, D], `class_paths` or a file. The classes in a file are
-    matched by name if `class_names` [K] are given, otherwise by number. Raises ValueError if the
-    vectors or paths are missing, or if the tree in the file has different classes or is of a
-    different kind.
+    matched by name if `tree_positions` is given, otherwise by number; see `load_tree`. Raises
+    ValueError if the vectors or paths are missing, or if the tree in the file has different classes
+    or is of a different kind.
     """
     weights = config.weights
     if weights.kind == "dense" or weights.kind == "factored":
         return LabelTree.dense(num_classes)
     if weights.tree.file is not None:
-        return _tree_from_file(weights.tree.file, weights.kind, num_classes, class_names)
+        tree = load_tree(weights.tree.file, num_classes, tree_positions)
+        _check_kind(tree, weights.kind, weights.tree.file)
+        return tree
     if weights.tree.kind == "hierarchy":
         if class_paths is None:
             raise ValueError(
@@ -133,19 +135,7 @@ def build_tree(
     return cover.utree() if weights.kind == "utree" else cover.vtree()
 
 
-def _tree_from_file(
-    path: Path,
-    kind: Literal["utree", "vtree"],
-    num_classes: int,
-    class_names: Sequence[str] | None,
-) -> LabelTree:
-    named = NamedTree.load(path)
-    if len(named.classes) != num_classes:
-        raise ValueError(
-            f"tree {path} has {len(named.classes)} classes, but the data have {num_classes}: "
-            "build the tree from the data's class list"
-        )
-    tree = named.tree if class_names is None else named.for_classes(class_names)
+def _check_kind(tree: LabelTree, kind: Literal["utree", "vtree"], path: Path) -> None:
     every_node_a_class = tree.num_nodes == tree.num_classes
     classes_are_leaves = not tree.has_children[tree.node_of_class].any()
     if not (every_node_a_class if kind == "utree" else classes_are_leaves):
@@ -154,7 +144,6 @@ def _tree_from_file(
             f"tree {path} is not a {kind}: set head.weights.kind={other}, "
             f"or build it with kway tree build --kind {kind}"
         )
-    return tree
 
 
 def _class_weights(

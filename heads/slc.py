@@ -49,21 +49,6 @@ class ClassMeasures:
         order = joined.class_ids.argsort()
         return replace(joined, **{name: getattr(joined, name)[order] for name in _PER_CLASS})
 
-    def over_all_classes(self, num_classes: int) -> "ClassMeasures":
-        """Return metrics with one row for each of the classes 0..num_classes - 1.
-
-        Classes that were not measured have 0 positives.
-        """
-        ids, device = self.class_ids, self.class_ids.device
-        fields: dict[str, Tensor] = {}
-        for name in _PER_CLASS[1:]:
-            own = getattr(self, name)
-            nothing = math.nan if own.is_floating_point() else 0
-            fields[name] = own.new_full((num_classes, *own.shape[1:]), nothing)
-            fields[name][ids] = own
-        all_ids = torch.arange(num_classes, device=device)
-        return ClassMeasures(class_ids=all_ids, recalls=self.recalls, **fields)
-
     def summary(self) -> dict[str, float]:
         """Return means over the classes with positives: `auprc`, `precision_at_recall_0.9`, ..."""
         present = self.positives > 0

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from data.classes.class_list import ClassList
+from data.classes.strings import Strings
 from data.loading.order import share as share_of_batch
 from heads import ClassHead, build_head
 from heads.build import ClassPaths
@@ -189,13 +191,14 @@ def build_task(
 
     Raises the errors of `load_initial_weights`.
     """
+    names = Strings.of(class_names)
     torch.manual_seed(recipe.seed)
     backbone = build_backbone(recipe.backbone, image=recipe.data.image)
     head = build_head(
         recipe.head,
         dim=backbone.dim,
-        num_classes=len(class_names),
-        class_names=class_names,
+        num_classes=len(names),
+        tree_positions=lambda text, ends: ClassList.of_names(Strings(text, ends)).find_all(names),
         label_vectors=label_vectors,
         mesh=world.mesh,
         seed=recipe.seed,
@@ -203,7 +206,7 @@ def build_task(
         class_counts=class_counts,
         class_paths=class_paths,
     )
-    num_rows = load_initial_weights(backbone, head, recipe, class_names)
+    num_rows = load_initial_weights(backbone, head, recipe, names)
     task = Task(backbone, head, recipe, world, phases)
     task.num_initial_rows = num_rows
     return task

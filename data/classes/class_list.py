@@ -9,7 +9,7 @@ into memory and read page by page, so a list of 100,000,000 classes opens immedi
 import json
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import islice
 from pathlib import Path
 from typing import Any, overload
 
@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from data.classes.columns import DTYPE_NAMES, mapped_columns
-from data.classes.strings import Strings, equal_strings
+from data.classes.columns import mapped_columns, write_columns
+from data.classes.strings import CHUNK, Strings, equal_strings
 from data.files import flush, sha256_of
 
 
@@ -36,48 +36,47 @@ class ClassInfo(BaseModel):
 class ClassList(Sequence[ClassInfo]):
     """K classes. The label or ID of a class is its position in the list."""
 
-    def __init__(self, columns: Mapping[str, NDArray[Any]]) -> None:
-        """columns: those that `of` creates and `open` reads, by the names in `_TYPES`."""
-        self.columns = columns
-        self.names = Strings(columns["names"], columns["name_ends"])
-        self._attributes = _optional(columns, "attributes", "attribute_ends")
-        self._paths = _optional(columns, "paths", "path_ends")
+    def __init__(self, columns: Mapping[str, NDArray[Any]], path: Path | None = None) -> None:
+        """columns: those that `of` creates and `open` reads, by the names in `_TYPES`. path: their
+        file.
+        """
+        self.columns, self._path = columns, path
+        self.names = Strings(columns["names"], columns["name_ends"], path)
+        self._attributes = self._optional("attributes", "attribute_ends")
+        self._paths = self._optional("paths", "path_ends")
         self._found: dict[str, int] = {}
-        self._path: Path | None = None
 
     @classmethod
     def of(cls, infos: Iterable[ClassInfo]) -> "ClassList":
-        """Copy classes to new columns. Raises ValueError if two classes have the same name."""
-        attributes: list[str] = []
+        """Copy classes to new columns. Raises ValueError if two classes have the same name, or if a
+        text contains a lone surrogate.
+        """
+        names, attributes = [], []
         number: dict[str, int] = {}
         path_of_class = array("i")
 
-        def names() -> Iterator[str]:
-            for info in infos:
-                path = info.attributes.get(PATH)
-                path_of_class.append(-1 if path is None else number.setdefault(path, len(number)))
-                # `path` keeps its position among the attributes, but its text is stored once.
-                own = info.attributes if path is None else {**info.attributes, PATH: None}
-                attributes.append(json.dumps(own, ensure_ascii=False) if own else "")
-                yield info.name
+        def attributes_of(info: ClassInfo) -> str:
+            path = info.attributes.get(PATH)
+            path_of_class.append(-1 if path is None else number.setdefault(path, len(number)))
+            # `path` keeps its position among the attributes, but its text is stored once.
+            own = info.attributes if path is None else {**info.attributes, PATH: None}
+            return json.dumps(own, ensure_ascii=False) if own else ""
 
-        columns = _columns_of(Strings.of(names()))
-        if any(attributes):
-            found = Strings.of(attributes)
-            columns |= {"attributes": found.text, "attribute_ends": found.ends}
-        if number:
-            paths = Strings.of(number)
-            columns |= {"paths": paths.text, "path_ends": paths.ends}
-            columns["path_of_class"] = np.frombuffer(path_of_class, np.int32)
-        return cls(columns)
+        rest = iter(infos)
+        while chunk := list(islice(rest, CHUNK)):
+            names.append(Strings.of(info.name for info in chunk))
+            attributes.append(Strings.of(map(attributes_of, chunk)))
+        paths = Strings.of(number), np.frombuffer(path_of_class, np.int32)
+        return cls(_columns_of(Strings.joined(names), Strings.joined(attributes), *paths))
 
     @classmethod
     def of_names(cls, names: Iterable[str]) -> "ClassList":
         """Copy names to new columns. Raises ValueError if two names are equal."""
-        return cls(_columns_of(names if isinstance(names, Strings) else Strings.of(names)))
+        nothing = Strings.of([])
+        return cls(_columns_of(Strings.of(names), nothing, nothing, np.zeros(0, np.int32)))
 
     @classmethod
-    def open(cls, path: Path, num_classes: int) -> "ClassList":
+    def open(cls, path: Path, num_classes: int | None = None) -> "ClassList":
         """Map a file that `write` wrote. Raises ValueError if it is damaged or has another number
         of classes. Names are decoded only when they are read.
         """
@@ -85,12 +84,11 @@ class ClassList(Sequence[ClassInfo]):
         if not columns.keys() >= _REQUIRED:
             missing = min(_REQUIRED - columns.keys())
             raise ValueError(f"{path} does not contain the array {missing}: copy it again")
-        opened = cls(columns)
-        opened._path = path
+        opened = cls(columns, path)
         lengths = {len(columns[name]) for name in _PER_CLASS & columns.keys()}
-        if lengths != {num_classes}:
+        if lengths != {wanted := len(opened) if num_classes is None else num_classes}:
             raise ValueError(
-                f"{path} contains {len(opened):,} classes instead of {num_classes:,}: copy it again"
+                f"{path} contains {len(opened):,} classes instead of {wanted:,}: copy it again"
             )
         for text, ends in _TEXTS:
             size = int(columns[ends][-1]) if len(columns.get(ends, ())) else 0
@@ -102,20 +100,8 @@ class ClassList(Sequence[ClassInfo]):
 
     def write(self, path: Path) -> str:
         """Write the columns to a safetensors file. Return its SHA-256."""
-        # The safetensors library writes a file next to `path`, which only its owner can read, and
-        # reports a full disk with an error of its own.
-        columns = sorted(self.columns.items(), key=lambda one: (-one[1].itemsize, one[0]))
-        header, end = {}, 0
-        for name, column in columns:
-            start, end = end, end + column.nbytes
-            offsets = {"shape": [len(column)], "data_offsets": [start, end]}
-            header[name] = {"dtype": DTYPE_NAMES[column.dtype.type], **offsets}
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
         with path.open("wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            for _, column in columns:
-                file.write(np.ascontiguousarray(column).data)
+            write_columns(file, self.columns)
             flush(file)
         return sha256_of(path)
 
@@ -178,7 +164,7 @@ class ClassList(Sequence[ClassInfo]):
     def _search(self, name: str) -> int | None:
         try:
             wanted = Strings.of([name]).hashes()[0]
-        except UnicodeEncodeError:  # a lone surrogate, which no name contains
+        except ValueError:  # a lone surrogate, which no name contains
             return None
         hashes, by_hash = self.columns["name_hashes"], self.columns["ids_by_hash"]
         position = int(np.searchsorted(hashes, wanted))
@@ -217,13 +203,40 @@ class ClassList(Sequence[ClassInfo]):
         if not len(added):
             return self, labels
         labels[added] = np.arange(len(self), len(self) + len(added), dtype=np.int32)
-        if self._attributes is None and other._attributes is None:
-            return ClassList.of_names(self.names + other.names.at(added)), labels
-        return ClassList.of(chain(self, (other[class_id] for class_id in added.tolist()))), labels
+        names = Strings.joined([self.names, other.names.at(added)])
+        attributes = Strings.joined([self._texts(), other._texts().at(added)])
+        (paths, path_of_class), (others, path_of_other) = self.paths(), other.paths()
+        number = {path: i for i, path in enumerate(paths)}
+        distinct, first = np.unique(path_of_other[added], return_index=True)
+        renumbered = np.full(len(others) + 1, -1, np.int32)  # the last element is for -1
+        for other_number in distinct[np.argsort(first)].tolist():
+            if other_number >= 0:
+                path = others[other_number]
+                renumbered[other_number] = number.setdefault(path, len(number))
+        path_of_class = np.append(path_of_class, renumbered[path_of_other[added]])
+        return ClassList(_columns_of(names, attributes, Strings.of(number), path_of_class)), labels
+
+    def _optional(self, text: str, ends: str) -> Strings | None:
+        if not {text, ends} <= self.columns.keys():
+            return None
+        return Strings(self.columns[text], self.columns[ends], self._path)
+
+    def _texts(self) -> Strings:
+        """Return the attributes of all classes."""
+        empty = Strings(np.zeros(0, np.uint8), np.zeros(len(self), np.int64))
+        return empty if self._attributes is None else self._attributes
 
 
-def _columns_of(names: Strings) -> dict[str, NDArray[Any]]:
-    """Return the columns of a list without attributes. Raises ValueError for a repeated name."""
+def _columns_of(
+    names: Strings,
+    attributes: Strings,
+    paths: Strings,
+    path_of_class: NDArray[np.int32],
+) -> dict[str, NDArray[Any]]:
+    """Return the columns of a list. Raises ValueError for a repeated or empty name."""
+    empty = np.flatnonzero(names.lengths() == 0)
+    if len(empty):
+        raise ValueError(f"the name of class {empty[0]} is empty: give it a name")
     hashes = names.hashes()
     by_hash = np.argsort(hashes, kind="stable").astype(np.int32)
     hashes = hashes[by_hash]
@@ -233,16 +246,17 @@ def _columns_of(names: Strings) -> dict[str, NDArray[Any]]:
         if names[class_id] in seen:
             raise ValueError(f"class {names[class_id]!r} is listed twice")
         seen.add(names[class_id])
-    return {
+    columns: dict[str, NDArray[Any]] = {
         "names": names.text,
         "name_ends": names.ends,
         "name_hashes": hashes,
         "ids_by_hash": by_hash,
     }
-
-
-def _optional(columns: Mapping[str, NDArray[Any]], text: str, ends: str) -> Strings | None:
-    return Strings(columns[text], columns[ends]) if {text, ends} <= columns.keys() else None
+    if len(attributes.text):
+        columns |= {"attributes": attributes.text, "attribute_ends": attributes.ends}
+    if len(paths):
+        columns |= {"paths": paths.text, "path_ends": paths.ends, "path_of_class": path_of_class}
+    return columns
 
 
 PATH = "path"

@@ -1,9 +1,9 @@
-"""The columns of a safetensors file, mapped into memory and read page by page."""
+"""The columns of a safetensors file, written without a copy in memory, and mapped page by page."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,30 @@ _DTYPES: dict[str, type[np.generic]] = {
     "I32": np.int32,
     "I64": np.int64,
     "U64": np.uint64,
+    "F32": np.float32,
+    "F64": np.float64,
 }
-DTYPE_NAMES: dict[type[np.generic], str] = {kind: name for name, kind in _DTYPES.items()}
+_NAMES = {kind: name for name, kind in _DTYPES.items()}
 _MAX_HEADER = 1 << 20
+
+
+def write_columns(file: IO[bytes], columns: Mapping[str, NDArray[Any]]) -> None:
+    """Write arrays of any shape in the safetensors format.
+
+    The safetensors library writes a file of its own, which only its owner can read, and reports a
+    full disk with an error of its own.
+    """
+    ordered = sorted(columns.items(), key=lambda one: (-one[1].itemsize, one[0]))
+    header, end = {}, 0
+    for name, column in ordered:
+        start, end = end, end + column.nbytes
+        about = {"dtype": _NAMES[column.dtype.type], "shape": list(column.shape)}
+        header[name] = {**about, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for _, column in ordered:
+        file.write(np.ascontiguousarray(column).data)
 
 
 def mapped_columns(path: Path, types: Mapping[str, type[np.generic]]) -> dict[str, NDArray[Any]]:

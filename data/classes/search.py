@@ -27,14 +27,14 @@ _MAX_QUERY_CHARACTERS = 200
 class SearchableClassList(ClassList):
     """The classes of a model. The ID of a class is its position in the list."""
 
-    def __init__(self, columns: Mapping[str, NDArray[Any]]) -> None:
+    def __init__(self, columns: Mapping[str, NDArray[Any]], path: Path | None = None) -> None:
         """columns: those of `ClassList`; the folded names are added if they are missing."""
         if "folded" not in columns:
-            names = Strings(columns["names"], columns["name_ends"])
+            names = Strings(columns["names"], columns["name_ends"], path)
             folded = Strings.of(name.casefold() for name in names)
             columns = {**columns, "folded": folded.text, "folded_ends": folded.ends}
-        super().__init__(columns)
-        self._folded = Strings(columns["folded"], columns["folded_ends"])
+        super().__init__(columns, path)
+        self._folded = Strings(columns["folded"], columns["folded_ends"], path)
 
     @classmethod
     def of(cls, infos: Iterable[ClassInfo]) -> "SearchableClassList":
@@ -44,8 +44,8 @@ class SearchableClassList(ClassList):
         return cls((infos if isinstance(infos, ClassList) else ClassList.of(infos)).columns)
 
     @classmethod
-    def open(cls, path: Path, num_classes: int) -> "SearchableClassList":
-        return cls(ClassList.open(path, num_classes).columns)
+    def open(cls, path: Path, num_classes: int | None = None) -> "SearchableClassList":
+        return cls(ClassList.open(path, num_classes).columns, path)
 
     def contains(self, wanted: str | int) -> bool:
         """Return whether `id_of` finds a class or rejects an ID, without searching for similar

@@ -6,6 +6,7 @@ list of strings costs about 60 bytes more per string and process.
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import overload
 
 import numpy as np
@@ -19,18 +20,32 @@ _FACTOR = 0x9E3779B97F4A7C15  # odd, so that no power of it is 0
 class Strings(Sequence[str]):
     """An immutable sequence of N strings in arrays that may be mapped from a file."""
 
-    def __init__(self, text: NDArray[np.uint8], ends: NDArray[np.int64]) -> None:
-        """text: the bytes of all strings in UTF-8. ends [N]: the end of each string in `text`."""
-        self.text, self.ends = text, ends
+    def __init__(
+        self, text: NDArray[np.uint8], ends: NDArray[np.int64], path: Path | None = None
+    ) -> None:
+        """text: the bytes of all strings in UTF-8. ends [N]: the end of each string in `text`.
+        path: the file with these arrays, for error messages.
+        """
+        self.text, self.ends, self.path = text, ends, path
 
     @classmethod
     def of(cls, strings: Iterable[str]) -> "Strings":
-        """Copy strings to new arrays. The input is read once."""
+        """Copy strings to new arrays, unless they are in arrays already. The input is read once.
+        Raises ValueError for a string with a lone surrogate.
+        """
+        if isinstance(strings, Strings):
+            return strings
         text, lengths = bytearray(), [np.zeros(0, np.int64)]
         rest = iter(strings)
-        while chunk := [one.encode() for one in islice(rest, CHUNK)]:
-            text += b"".join(chunk)
-            lengths.append(np.fromiter(map(len, chunk), np.int64, len(chunk)))
+        try:
+            while chunk := [one.encode() for one in islice(rest, CHUNK)]:
+                text += b"".join(chunk)
+                lengths.append(np.fromiter(map(len, chunk), np.int64, len(chunk)))
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"{error.object[:100]!r} contains a lone surrogate, which UTF-8 cannot store: "
+                "rename it"
+            ) from error
         ends = np.cumsum(np.concatenate(lengths), dtype=np.int64)
         return cls(np.frombuffer(text, np.uint8), ends)
 
@@ -49,13 +64,13 @@ class Strings(Sequence[str]):
                 raise ValueError(f"the step of a slice is {step}: pass 1")
             first, ends = self._start(start), self.ends[start : max(start, stop)]
             last = int(ends[-1]) if len(ends) else first
-            return Strings(self.text[first:last], ends - first)
+            return Strings(self.text[first:last], ends - first, self.path)
         number = int(index) + (len(self) if index < 0 else 0)
         if not 0 <= number < len(self):
             raise IndexError(f"index {index} is out of range: there are {len(self)} strings")
         start, end = self._start(number), int(self.ends[number])
         if not 0 <= start <= end <= len(self.text):
-            raise ValueError(f"string {number} of a column is damaged: copy its file again")
+            raise ValueError(f"{self.path}: string {number} is damaged: copy the file again")
         return str(self.text[start:end].tobytes(), "utf-8")
 
     def __iter__(self) -> Iterator[str]:
@@ -84,7 +99,9 @@ class Strings(Sequence[str]):
         for start in range(0, len(self), CHUNK):
             chunk = self[start : start + CHUNK]
             if (np.diff(chunk.ends, prepend=0) < 0).any() or len(chunk.text) != chunk.ends[-1]:
-                raise ValueError(f"string {start} or a later one is damaged: copy its file again")
+                raise ValueError(
+                    f"{self.path}: string {start} or a later one is damaged: copy the file again"
+                )
             yield chunk
 
     def lengths(self) -> NDArray[np.int64]:
@@ -93,18 +110,25 @@ class Strings(Sequence[str]):
 
     def at(self, indices: NDArray[np.integer]) -> "Strings":
         """Return a copy of the strings at `indices`, in this order."""
-        stops = self.ends[indices]
-        lengths = stops - np.where(indices > 0, self.ends[indices - 1], 0)
-        ends = np.cumsum(lengths, dtype=np.int64)
-        # Byte i of the result is at i plus the distance between its string here and there.
-        source = np.arange(ends[-1] if len(ends) else 0) + np.repeat(stops - ends, lengths)
-        return Strings(self.text[source], ends)
+        parts = []
+        for start in range(0, len(indices), CHUNK):
+            chunk = indices[start : start + CHUNK]
+            stops = self.ends[chunk]
+            lengths = stops - np.where(chunk > 0, self.ends[chunk - 1], 0)
+            ends = np.cumsum(lengths, dtype=np.int64)
+            # Byte i of the part is at i plus the distance between its string here and there.
+            source = np.arange(ends[-1]) + np.repeat(stops - ends, lengths)
+            parts.append(Strings(self.text[source], ends))
+        return Strings.joined(parts)
 
-    def __add__(self, other: "Strings") -> "Strings":
-        """Return the strings of both columns."""
-        return Strings(
-            np.concatenate([self.text, other.text]),
-            np.concatenate([self.ends, other.ends + len(self.text)]),
+    @classmethod
+    def joined(cls, parts: Sequence["Strings"]) -> "Strings":
+        """Return the strings of all parts."""
+        starts = np.cumsum([0, *(len(part.text) for part in parts)], dtype=np.int64)
+        ends = (part.ends + start for part, start in zip(parts, starts[:-1], strict=True))
+        return cls(
+            np.concatenate([np.zeros(0, np.uint8), *(part.text for part in parts)]),
+            np.concatenate([np.zeros(0, np.int64), *ends]),
         )
 
     def hashes(self) -> NDArray[np.uint64]:

@@ -28,6 +28,7 @@ from pydantic import (
 
 from data.classes.class_list import ClassInfo, ClassList
 from data.classes.strings import Strings
+from data.files import sha256_of
 from data.remote.cache import cached_copy
 from data.remote.config import DEFAULT_CACHE, CacheConfig, check_url, file_url, is_url
 from data.remote.fetch import fetch
@@ -195,9 +196,10 @@ class Manifest(_Record):
 
     @classmethod
     def load(cls, folder: Path | str, cache: CacheConfig = DEFAULT_CACHE) -> "Manifest":
-        """Read `folder/manifest.json` and check that every shard exists and has its full size.
+        """Read `folder/manifest.json` and check that every shard exists and has its full size, and
+        the SHA-256 of the class list.
 
-        Shards at a URL are checked when they are fetched. Raises FileNotFoundError if the manifest
+        Files at a URL are checked when they are fetched. Raises FileNotFoundError if the manifest
         or a shard is missing; ValueError for damaged JSON, a newer format or a shard of the
         wrong size; and RetriesExhaustedError if the folder or the URL cannot be
         read.
@@ -208,7 +210,17 @@ class Manifest(_Record):
 
     def check_shards(self, folder: Path | str) -> None:
         """Check that every shard exists and has its full size. Raises the errors of `load`."""
-        for shard in () if is_url(folder) else self.shards:
+        if is_url(folder):
+            return
+        # Labels are positions in the class list, so another list of the same size would go
+        # unnoticed. A list is small compared with the shards, which `kway shard verify` checks.
+        about = self.class_file
+        if about is not None and sha256_of(Path(folder) / about.file) != about.sha256:
+            raise ValueError(
+                f"{Path(folder) / about.file} is damaged or belongs to other shards (its SHA-256 "
+                "does not match the manifest): copy it again or run kway shard again"
+            )
+        for shard in self.shards:
             path = Path(folder) / shard.file
             try:
                 size = retried(str(path), path.stat).st_size

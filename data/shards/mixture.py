@@ -6,10 +6,17 @@ and of their class lists. Labels of `data.shards`, which provides the evaluation
 not change. `data/loading/sampling.py` defines how often each set is sampled.
 """
 
+import hashlib
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 
+from data.classes.class_list import ClassList
+from data.classes.columns import write_columns
 from data.config import DataConfig
-from data.shards.manifest import Manifest
+from data.remote.cache import Cache
+from data.remote.config import CacheConfig
+from data.shards.manifest import MAX_INLINE_CLASSES, Manifest
 from data.shards.split import Part, Split, open_parts
 
 
@@ -37,18 +44,41 @@ def united_manifest(data: DataConfig, manifest: Manifest, others: Sequence[Manif
     If a set adds classes, the result has no label vectors, because the file of `data.shards` does
     not contain vectors for these classes. Raises ValueError if the modalities differ.
     """
-    classes = manifest.classes
     for one, other in zip(data.mixture, others, strict=True):
         if other.modality != manifest.modality:
             raise ValueError(
                 f"data.mixture: {one.shards} contains {other.modality}s, but {data.shards} "
                 f"contains {manifest.modality}s: mix sets of the same modality"
             )
-        classes, _ = classes.united(other.classes)
+    classes = _united_classes([manifest, *others], data.cache)
     if len(classes) == len(manifest.classes):
         return manifest
     absent = dict.fromkeys(("label_vectors", "label_vectors_sha256", "class_file"))
     return manifest.model_copy(update={"classes": classes, **absent})
+
+
+def _united_classes(manifests: Sequence[Manifest], config: CacheConfig) -> ClassList:
+    """Return the classes of all sets. The first process of a machine that needs a long list writes
+    it to the cache, and all processes map the file.
+    """
+
+    def united() -> ClassList:
+        classes = manifests[0].classes
+        for other in manifests[1:]:
+            classes, _ = classes.united(other.classes)
+        return classes
+
+    if sum(len(one.classes) for one in manifests) <= MAX_INLINE_CLASSES:
+        return united()
+    cache = Cache(config.folder, config.max_bytes)
+    of_sets = " ".join(one.fingerprint() for one in manifests)
+    name = f"{hashlib.sha256(of_sets.encode()).hexdigest()}.classes"
+    for _ in range(2):
+        os.close(cache.open(name, lambda file: write_columns(file, united().columns), size=None))
+        with suppress(ValueError, FileNotFoundError):  # damaged, or evicted meanwhile
+            return ClassList.open(cache.path(name))
+        cache.remove(name)
+    raise OSError(f"{cache.path(name)} is damaged although it was just written: check the disk")
 
 
 def open_mixture(data: DataConfig, manifest: Manifest) -> Split:

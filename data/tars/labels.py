@@ -66,6 +66,8 @@ def label_text(extension: str, data: bytes, json_field: str) -> str:
         text = _field(text, json_field)
     if not (stripped := text.strip()):
         raise ValueError("the label is empty")
+    if any("\ud800" <= character <= "\udfff" for character in stripped):
+        raise ValueError("the label contains a lone surrogate, which UTF-8 cannot store")
     return stripped
 
 

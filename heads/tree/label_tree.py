@@ -18,7 +18,7 @@ AnyInts = NDArray[np.int32] | NDArray[np.int64]
 NodeArray = NDArray[np.int32]  # large trees have hundreds of millions of nodes
 BoolArray = NDArray[np.bool_]
 _MAX_NODES = 2**31 - 1
-_HASHED_AT_ONCE = 1 << 20
+_NODES_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,10 +140,15 @@ class LabelTree:
         """Return the number of classes [N] at or below each node."""
         if self.is_flat:
             return _constant(1, self.num_nodes)
-        _, size = _subtree_least_and_size(self.parent, self.class_of_node)
-        before = np.append(0, np.cumsum(self.class_of_node >= 0))
-        # In pre-order a subtree is a range of nodes.
-        return _narrow(before[np.arange(self.num_nodes) + size] - before[:-1])
+        below = (self.class_of_node >= 0).astype(np.int32)
+        # In pre-order, all descendants of a node have larger numbers, so the nodes are added to
+        # their parents from the last one to the first, and within a block by depth.
+        for start in reversed(range(0, self.num_nodes, _NODES_AT_ONCE)):
+            depth = self.depth[start : start + _NODES_AT_ONCE]
+            for level in range(depth.max(), 0, -1):
+                nodes = start + np.flatnonzero(depth == level)
+                np.add.at(below, self.parent[nodes], below[nodes])
+        return _narrow(below)
 
     def ancestors(self, node: int) -> IntArray:
         """Return the nodes above `node`, root first, without `node` itself."""
@@ -160,8 +165,8 @@ class LabelTree:
         """Return 16 hexadecimal digits of a SHA-256 of both arrays, the same on every platform."""
         sha = hashlib.sha256(b"kway label tree 1\0")
         for array in (self.parent, self.class_of_node):
-            for start in range(0, len(array), _HASHED_AT_ONCE):
-                sha.update(array[start : start + _HASHED_AT_ONCE].astype("<i8").data)
+            for start in range(0, len(array), _NODES_AT_ONCE):
+                sha.update(array[start : start + _NODES_AT_ONCE].astype("<i8").data)
         return sha.hexdigest()[:16]
 
 

@@ -1,17 +1,15 @@
 """A label tree with names, and its file format.
 
 A tree file is a safetensors file. Its tensors are the arrays of the tree, and the names of classes
-and pseudoclasses as JSON; its metadata contains a digest.
+and pseudoclasses as UTF-8 bytes and the end of each name; its metadata contains digests.
 """
 
 import hashlib
-import json
-import operator
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +19,11 @@ from safetensors.numpy import save
 from heads.tree.cover import CoverTree
 from heads.tree.label_tree import LabelTree
 
-_FORMAT = "kway label tree 2"
-_EARLIER_FORMAT = "kway label tree 1"  # the names are in the metadata
+_FORMAT = "kway label tree 3"
 _NAMES = ("classes", "pseudoclasses")
 _ARRAYS = ("parent", "class_of_node")
+
+Positions = Callable[[NDArray[np.uint8], NDArray[np.int64]], NDArray[np.integer]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,35 +66,10 @@ class NamedTree:
         centers = cover.pseudoclass_centers()
         return cls(cover.vtree(), tuple(classes), tuple(classes[center] for center in centers))
 
-    def for_classes(self, names: Sequence[str]) -> LabelTree:
-        """Return the same tree with the classes numbered as in `names`.
-
-        Raises ValueError if `names` are not the classes of the tree.
-        """
-        if len(names) == len(self.classes) and all(map(operator.eq, self.classes, names)):
-            return self.tree
-        number = {name: i for i, name in enumerate(names)}
-        only_in_tree = [name for name in self.classes if name not in number]
-        only_in_data = number.keys() - set(self.classes)
-        if only_in_tree or only_in_data:
-            name, where = (min(only_in_data), "data") if only_in_data else (only_in_tree[0], "tree")
-            raise ValueError(
-                f"the tree has {len(self.classes)} classes, the data have {len(names)}, and "
-                f"{name!r} is only in the {where}: build the tree from the data's class list"
-            )
-        renumber = np.array([number[name] for name in self.classes], np.int64)
-        given = self.tree.class_of_node
-        classes = np.where(given < 0, -1, renumber[given])
-        return LabelTree.from_parents(self.tree.parent, classes)
-
     def save(self, path: str | Path) -> None:
         """Write the tree file atomically: to a temporary file, which is then renamed."""
         path = Path(path)
-        # The metadata of a safetensors file, unlike an array, has at most 100 MB.
-        names = {
-            key: np.frombuffer(json.dumps(value, ensure_ascii=False).encode(), np.uint8)
-            for key, value in (("classes", self.classes), ("pseudoclasses", self.pseudoclasses))
-        }
+        names = _columns({"classes": self.classes, "pseudoclasses": self.pseudoclasses})
         metadata = {"format": _FORMAT, "digest": self.tree.digest(), "names": _digest(names)}
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(path.name + ".part")
@@ -109,36 +83,82 @@ class NamedTree:
         Raises FileNotFoundError if the file does not exist, and ValueError if it is damaged or is
         not a tree file.
         """
-        path = Path(path)
-        if not path.is_file():
-            raise FileNotFoundError(f"tree {path} does not exist: create it with kway tree build")
-        try:
-            with safe_open(path, framework="numpy") as file:
-                metadata = file.metadata() or {}
-                if metadata.get("format") not in (_FORMAT, _EARLIER_FORMAT):
-                    raise ValueError(f"its metadata does not contain format={_FORMAT!r}")
-                if metadata["format"] == _FORMAT:
-                    names = {key: file.get_tensor(key) for key in _NAMES}
-                    if _digest(names) != metadata["names"]:
-                        raise ValueError("the digest of its names does not match")
-                    metadata |= {key: str(text.tobytes(), "utf-8") for key, text in names.items()}
-                tree = LabelTree.from_arrays({key: file.get_tensor(key) for key in _ARRAYS})
-            if tree.digest() != metadata["digest"]:
-                raise ValueError("its digest does not match")
-            return cls(tree, *(_names(metadata[key]) for key in _NAMES))
-        except (SafetensorError, ValueError, KeyError) as error:
-            reason = str(error).splitlines()[0]
-            raise ValueError(
-                f"{path} is not a valid tree file ({reason}): create it again with kway tree build"
-            ) from None
+        tree, names = _read(Path(path))
+        strings = []
+        for key in _NAMES:
+            text, start, found = names[key].tobytes(), 0, []
+            for end in names[f"{key}_ends"].tolist():
+                found.append(str(text[start:end], "utf-8"))
+                start = end
+            strings.append(tuple(found))
+        return cls(tree, *strings)
 
 
-def _digest(names: Mapping[str, NDArray[np.uint8]]) -> str:
-    return hashlib.sha256(b"\0".join(names[key].tobytes() for key in _NAMES)).hexdigest()[:16]
+def load_tree(path: Path, num_classes: int, positions: Positions | None) -> LabelTree:
+    """Read the tree of a file, with the classes numbered as in the data.
+
+    `positions` receives the names of the tree's classes as a column, the UTF-8 bytes of all names
+    and the end of each, and returns the position [K] of each class of the data among them, or -1.
+    If it is None, the numbers in the file are used. Raises the errors of `NamedTree.load`, and
+    ValueError if the classes of the tree are not those of the data.
+    """
+    tree, names = _read(path)
+    if tree.num_classes != num_classes:
+        raise ValueError(
+            f"tree {path} has {tree.num_classes} classes, but the data have {num_classes}: build "
+            "the tree from the data's class list"
+        )
+    if positions is None:
+        return tree
+    of_data = positions(names["classes"], names["classes_ends"])
+    absent = np.flatnonzero(of_data < 0)
+    if absent.size:
+        raise ValueError(
+            f"tree {path} does not contain {absent.size} classes of the data, such as class "
+            f"{absent[0]}: build the tree from the data's class list"
+        )
+    if (of_data == np.arange(num_classes)).all():
+        return tree
+    renumbered = np.empty(num_classes, np.int64)
+    renumbered[of_data] = np.arange(num_classes)
+    given = tree.class_of_node
+    return LabelTree.from_parents(tree.parent, np.where(given < 0, -1, renumbered[given]))
 
 
-def _names(text: str) -> tuple[str, ...]:
-    names = json.loads(text)
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError("its names are not a list of strings")
-    return tuple(names)
+def _read(path: Path) -> tuple[LabelTree, dict[str, NDArray[Any]]]:
+    """Return the tree of a file and the columns of names. Raises the errors of `NamedTree.load`."""
+    if not path.is_file():
+        raise FileNotFoundError(f"tree {path} does not exist: create it with kway tree build")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        if metadata.get("format") != _FORMAT:
+            raise ValueError(f"its metadata does not contain format={_FORMAT!r}")
+        names = {key: arrays[key] for key in arrays.keys() - set(_ARRAYS)}
+        tree = LabelTree.from_arrays(arrays)
+        if (tree.digest(), _digest(names)) != (metadata["digest"], metadata["names"]):
+            raise ValueError("a digest does not match")
+    except (SafetensorError, ValueError, KeyError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"{path} is not a valid tree file ({reason}): create it again with kway tree build"
+        ) from None
+    return tree, names
+
+
+def _columns(names: Mapping[str, Sequence[str]]) -> dict[str, NDArray[Any]]:
+    """Return the bytes of names and the end of each name, by the keys `…` and `…_ends`."""
+    columns: dict[str, NDArray[Any]] = {}
+    for key, listed in names.items():
+        encoded = [name.encode() for name in listed]
+        columns[key] = np.frombuffer(b"".join(encoded), np.uint8)
+        columns[f"{key}_ends"] = np.cumsum([len(name) for name in encoded], dtype=np.int64)
+    return columns
+
+
+def _digest(names: Mapping[str, NDArray[Any]]) -> str:
+    sha = hashlib.sha256()
+    for key in sorted(names):
+        sha.update(names[key].data)
+    return sha.hexdigest()[:16]

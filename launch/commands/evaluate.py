@@ -121,7 +121,7 @@ def _confused(result: "Evaluation", names: Sequence[str], num: int) -> Table:
     for name in ("samples", "share of class"):
         shown.add_column(name, justify="right", no_wrap=True)
     for true, predicted, samples in result.confusions[:num].tolist():
-        share = samples / int(result.classes.positives[true])
+        share = samples / int(result.classes.positives[result.classes.class_ids == true])
         cells = (table_cell(names[true]), table_cell(names[predicted]))
         shown.add_row(*cells, f"{samples:,}", f"{share:.1%}")
     return shown

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from launch.plan.head import FLOAT32, FLOAT64, INT64, Head
+from launch.plan.head import FLOAT32, FLOAT64, INT32, INT64, Head
 
 # The CUDA context, the workspaces of cuBLAS and cuDNN, and NCCL's buffers. Assumed, not measured.
 _CUDA_RESERVE = 2 << 30
@@ -14,10 +14,9 @@ _CUDA_RESERVE = 2 << 30
 _PROCESS_BYTES, _KERNEL_BYTES = 490 << 20, 100 << 20
 # The share of activations by which fragmentation enlarges the heap, measured with glibc.
 _FRAGMENTATION = 0.3
-# Bytes per node of a label tree while the head is built, and afterwards, and bytes per class of the
-# results of an evaluation. Measured with 200,000 to 2,000,000 classes.
+# Bytes per node of a label tree while the head is built, and afterwards. Measured with 200,000 to
+# 2,000,000 classes.
 _TREE_BYTES, _KEPT_TREE_BYTES, _DENSE_TREE_BYTES = 112, 21, 4
-_RESULT_BYTES = 365
 # Each rank hashes what it writes and what it verifies. Measured SHA-256 of a file in memory.
 _HASHED_PER_SECOND = 1.4e9
 
@@ -168,6 +167,10 @@ def host_memory(head: Head, device: MemoryTable, others: Lines) -> MemoryTable:
     build = kept = _DENSE_TREE_BYTES
     if head.classes.inner or head.recipe.head.loss.over_nodes:
         build, kept = _TREE_BYTES, _KEPT_TREE_BYTES
+    # The row of each class among the thresholds, and how many samples reach them: the counts of the
+    # rank's own classes, and on the main rank those of all classes.
+    counts = 2 * INT32 * len(head.recipe.evaluation.recalls)
+    results = INT32 * num + counts * (head.own + num)
     weights = sum(device.lines[what][0] for what in _NEEDED_TO_EVALUATE)
     lines = {
         "Python and libraries": (_PROCESS_BYTES,) * 3,
@@ -177,7 +180,7 @@ def host_memory(head: Head, device: MemoryTable, others: Lines) -> MemoryTable:
         **others,
         "memory of a step (CPU)": (0, device.peak * is_cpu, 0),
         "model (CPU)": (0, 0, weights * is_cpu),
-        "results of all classes": (0, 0, _RESULT_BYTES * num),
+        "results of all classes": (0, 0, results),
         "kernels and fragmented heap": (0, kernels * is_cpu, _KERNEL_BYTES * is_cpu),
     }
     phases = ("building the head", "training", "evaluating")

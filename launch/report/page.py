@@ -191,7 +191,8 @@ def _single_logits(runs: Sequence[Run]) -> Iterator[Part]:
         for j in table.worst(_WORST):
             values = (table.accuracy[j], table.average_precision[j], *table.precision_at[j])
             cells = (f"{value:.1%}" for value in values)
-            rows.append([table.names[j], f"{table.positives[j]:,}", *cells])
+            name = table.names[table.class_ids[j]]
+            rows.append([name, f"{table.positives[j]:,}", *cells])
         yield Part("Classes with the lowest AUPRC", run, heads=heads, rows=rows)
 
 

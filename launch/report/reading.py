@@ -151,4 +151,4 @@ def _class_table(run: RunFolder, evaluation: Evaluation) -> ClassTable:
         data = run.load_recipe().data
         if not any(map(is_url, data.addresses)):  # do not wait for a remote store
             return ClassTable(evaluation, load_manifest(data).class_names)
-    return ClassTable(evaluation, [f"class {j}" for j in range(len(evaluation.correct))])
+    return ClassTable(evaluation, [f"class {j}" for j in range(len(evaluation.reached))])

@@ -31,7 +31,7 @@ def test_strings_are_a_sequence() -> None:
     assert column[-1] == NAMES[-1]
     assert column[5:2] == []
     assert column.at(np.array([3, 0, 3])) == ["日本", "", "日本"]
-    assert column + column[1:2] == [*NAMES, "a"]
+    assert Strings.joined([column, column[1:2]]) == [*NAMES, "a"]
     assert column != NAMES[:-1]
     assert column != [*NAMES[:-1], "b"]
     with pytest.raises(IndexError):
@@ -78,6 +78,18 @@ def test_names_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert classes.find_all(wanted).tolist() == [-1 if one is None else one for one in expected]
     with pytest.raises(ValueError, match="class 'a' is listed twice"):
         ClassList.of_names(["b", "a", "c", "a"])
+
+
+def test_texts_that_cannot_be_stored_or_read_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"'a\\ud800' contains a lone surrogate"):
+        ClassList.of_names(["b", "a\ud800"])
+    with pytest.raises(ValueError, match="the name of class 1 is empty"):
+        ClassList.of_names(["b", ""])
+    ends = np.array([1, 9])
+    damaged = ClassList({**ClassList.of_names("ab").columns, "name_ends": ends}, tmp_path)
+    for read in (list, lambda names: names[1], lambda names: names[:2].hashes()):
+        with pytest.raises(ValueError, match=f"{tmp_path}: string"):
+            read(damaged.names)
 
 
 def test_a_union_appends_the_new_classes() -> None:
@@ -128,7 +140,10 @@ def test_a_long_class_list_is_a_file_next_to_the_manifest(
     path = tmp_path / "file" / CLASSES
     assert path.stat().st_mode & 0o777 == 0o644
     intact = path.read_bytes()
-    for damage in (lambda: path.write_bytes(intact[:-1] + b"?"), path.unlink):
+    path.write_bytes(intact[:-1] + b"?")
+    with pytest.raises(ValueError, match=r"classes.safetensors is damaged or belongs to other"):
+        Manifest.load(tmp_path / "file")
+    for damage in (lambda: None, path.unlink):
         damage()
         monkeypatch.setattr(manifest, "MAX_INLINE_CLASSES", 8)
         write_shards(samples, tmp_path / "file", modality="text")

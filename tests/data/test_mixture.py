@@ -13,6 +13,7 @@ from data.loading.batch import Cursor
 from data.loading.loader import TrainLoader
 from data.loading.sampling import sampled_order, training_counts
 from data.remote.config import CacheConfig
+from data.shards import mixture as mixtures
 from data.shards.mixture import load_manifest, open_mixture
 from data.shards.split import Split, open_split
 from data.shards.writing.writer import write_shards
@@ -61,6 +62,22 @@ def test_the_class_list_starts_with_that_of_data_shards(sets: dict[str, Path]) -
     assert manifest.class_names == ("apple", "birne", "kiwi", "date")
     other = config(sets).model_copy(update={"shards": sets["second"]})
     assert load_manifest(other).class_names == ("apple", "date", "birne", "kiwi")
+
+
+def test_a_long_united_class_list_is_mapped_from_the_cache(
+    sets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = load_manifest(config(sets)).classes
+    monkeypatch.setattr(mixtures, "MAX_INLINE_CLASSES", 7)
+    for _ in range(2):
+        found = load_manifest(config(sets, cache=CacheConfig(folder=tmp_path))).classes
+        assert found == expected
+        (path,) = tmp_path.glob("*.classes")
+        assert path.name.encode() in pickle.dumps(found)
+        path.write_bytes(path.read_bytes()[:20])  # a damaged file is written again
+    monkeypatch.setattr(mixtures, "MAX_INLINE_CLASSES", 8)
+    assert load_manifest(config(sets, cache=CacheConfig(folder=tmp_path / "unused"))) is not None
+    assert not (tmp_path / "unused").exists()
 
 
 def test_samples_have_the_labels_of_the_united_class_list(sets: dict[str, Path]) -> None:

@@ -47,7 +47,7 @@ def evaluated(recipe: Recipe, bundle: Path) -> Evaluated:
     export_run(recipe.run, bundle, rank_world())
     trained = open_trained(recipe.run, rank_world())
     saved = load_evaluation(RunFolder(recipe.run).evaluations, step=trained.step)
-    thresholds = saved.promises.thresholds[:, saved.promises.recalls.index(RECALL)]
+    thresholds = saved.promises.by_class().thresholds[:, saved.promises.recalls.index(RECALL)]
     with open_split(recipe.data.shards, recipe.data.eval_split) as split:
         order = np.arange(len(split))
         if recipe.data.text is None:

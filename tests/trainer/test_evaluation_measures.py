@@ -70,21 +70,29 @@ def measured(class_ranks, sizes, weighting="dense", memory_mib=256):
     rows = rows_of_group(world, features, labels, sizes)
     head = head_of(world, weighting, memory_mib)
     found = measure(head, rows, CONFIG, world, label_vectors=vectors)
-    classes = found.classes
+    promises, classes = found.promises.by_class(), found.classes
     arrays = {
-        "pooled": torch.from_numpy(found.promises.pooled),
-        "promised": torch.from_numpy(found.promises.thresholds),
-        "kinds": torch.from_numpy(found.promises.kinds),
-        "pass_rates": torch.from_numpy(found.promises.pass_rates),
-        "reached": found.reached,
-        "correct": found.correct,
-        "confusions": found.confusions,
-        "positives": classes.positives,
-        "average_precision": classes.average_precision,
-        "precision_at": classes.precision_at,
-        "threshold": classes.threshold,
+        "pooled": promises.pooled,
+        "promised": promises.thresholds,
+        "kinds": promises.kinds,
+        "pass_rates": promises.pass_rates,
+        "confusions": found.confusions.numpy(),
+        "correct": of_all_classes(classes, found.correct),
+        "positives": of_all_classes(classes, classes.positives),
+        "average_precision": of_all_classes(classes, classes.average_precision),
+        "precision_at": of_all_classes(classes, classes.precision_at),
+        "threshold": of_all_classes(classes, classes.threshold),
     }
-    return found.metrics, {name: tensor.numpy() for name, tensor in arrays.items()}
+    assert len(found.reached) == (NUM_CLASSES if world.is_main else 0)
+    return found.metrics, arrays | ({"reached": found.reached.numpy()} if world.is_main else {})
+
+
+def of_all_classes(classes, column) -> np.ndarray:
+    """Return a column of the classes with samples as [K, ...], with NaN or 0 for the others."""
+    absent = torch.nan if column.is_floating_point() else 0
+    whole = column.new_full((NUM_CLASSES, *column.shape[1:]), absent)
+    whole[classes.class_ids] = column
+    return whole.numpy()
 
 
 def logits(features, weighting="dense"):
@@ -198,8 +206,8 @@ def test_every_mesh_computes_the_same_measures_as_one_process(mesh, weighting, f
         assert metrics == {**expected, "sa": metrics["sa"]}
         # "sa" is a sum of floating-point similarities, so it depends on the order of summation.
         assert metrics["sa"] == pytest.approx(expected["sa"], abs=1e-12)
-        for name, array in arrays.items():
-            np.testing.assert_array_equal(found[name], array, err_msg=name)
+        for name, array in found.items():
+            np.testing.assert_array_equal(array, arrays[name], err_msg=name)
 
 
 def measured_with_different_budgets():
@@ -212,8 +220,8 @@ def test_groups_on_different_processors_use_blocks_of_the_same_size():
     metrics, arrays = measured(None, [23])
     for found_metrics, found in run_on_ranks(2, measured_with_different_budgets):
         assert found_metrics == pytest.approx(metrics, abs=1e-12)
-        for name, array in arrays.items():
-            np.testing.assert_array_equal(found[name], array, err_msg=name)
+        for name, array in found.items():
+            np.testing.assert_array_equal(array, arrays[name], err_msg=name)
 
 
 def few_classes(class_ranks) -> list[float]:

@@ -117,7 +117,8 @@ def test_a_bundle_has_the_same_logits_as_the_task_and_the_thresholds_of_the_eval
     assert ("NOT aligned with the Principle of Logit Separation" in card) == (loss == "ce")
     assert of_classes.positives.tolist() == np.bincount(labels, minlength=13).tolist()
     true = logits[np.arange(len(labels)), labels]
-    promises = load_evaluation(RunFolder(recipe.run).evaluations, step=4).promises
+    evaluation = load_evaluation(RunFolder(recipe.run).evaluations, step=4)
+    promises = evaluation.promises.by_class()
     np.testing.assert_array_equal(of_classes.thresholds, promises.thresholds)
     for column, entry in enumerate(spec.recalls):
         found = of_classes.thresholds[:, column]

@@ -24,6 +24,10 @@ from trainer.promises.class_groups import groups_of_head, groups_of_rows, groups
 Z = 3.1
 
 
+def promises_of(*samples) -> Promises:
+    return make_promises(*samples).by_class()
+
+
 class World:
     """Classes whose scores have a known distribution: normal, or Student's t with 3 degrees of
     freedom, around centers that are similar within a group.
@@ -41,7 +45,7 @@ class World:
         self.scores = self.centers[self.labels] + self.scales[self.labels] * noise
 
     def promises(self, recalls=(0.9, 0.99), confidence: float = 0.9) -> Promises:
-        return make_promises(self.scores, self.labels, self.groups, recalls, confidence)
+        return promises_of(self.scores, self.labels, self.groups, recalls, confidence)
 
     def pass_rates(self, thresholds: np.ndarray) -> np.ndarray:
         """Return the true pass rate of a threshold of each class."""
@@ -107,7 +111,7 @@ def test_ties_and_discrete_scores_keep_the_guarantee():
     rng, num_classes, num = np.random.default_rng(0), 3000, 30
     scores = rng.integers(5, size=num_classes * num)  # a new score is 0 with probability 0.2
     labels = np.repeat(np.arange(num_classes), num)
-    promises = make_promises(scores, labels, np.zeros(num_classes, np.int64), (0.8,), 0.9)
+    promises = promises_of(scores, labels, np.zeros(num_classes, np.int64), (0.8,), 0.9)
     pass_rates = 1 - np.ceil(np.clip(promises.thresholds[:, 0], 0, 5)) / 5
     share = (pass_rates >= 0.8).mean()
     assert share >= 0.9 - Z * standard_error(0.9, num_classes)
@@ -136,7 +140,7 @@ def test_shrinking_towards_similar_classes_makes_pass_rates_more_equal():
     world = World((3, 6))
     spreads = []
     for groups in (world.groups, np.zeros_like(world.groups)):
-        promises = make_promises(world.scores, world.labels, groups, (0.9,), 0.9)
+        promises = promises_of(world.scores, world.labels, groups, (0.9,), 0.9)
         assert is_kind(promises, 0, "shrunk").all()
         spreads.append(world.pass_rates(promises.thresholds[:, 0]).std())
     pooled = world.pass_rates(np.full(len(world.groups), promises.pooled[0])).std()
@@ -147,7 +151,7 @@ def test_with_few_classes_all_thresholds_without_a_guarantee_are_pooled():
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(20), [30, *[8] * 19])
     scores = rng.normal(size=20)[labels] + rng.normal(size=len(labels))
-    promises = make_promises(scores, labels, np.zeros(20, np.int64), (0.9,), 0.9)
+    promises = promises_of(scores, labels, np.zeros(20, np.int64), (0.9,), 0.9)
     assert promises.kinds[:, 0].tolist() == [KINDS.index("guaranteed")] + [0] * 19
     passed = np.bincount(labels[scores >= promises.pooled[0]], minlength=20)
     for j in range(1, 20):
@@ -163,7 +167,7 @@ def test_with_few_classes_all_thresholds_without_a_guarantee_are_pooled():
 def test_a_class_without_samples_and_similar_classes_uses_the_pooled_threshold():
     world = World((2, 8))
     groups = np.append(world.groups, [5, world.groups.max() + 1])  # two classes without samples
-    promises = make_promises(world.scores, world.labels, groups, (0.9,), 0.9)
+    promises = promises_of(world.scores, world.labels, groups, (0.9,), 0.9)
     assert promises.kinds[-2:, 0].tolist() == [KINDS.index("shrunk"), KINDS.index("pooled")]
     assert promises.thresholds[-1, 0] == promises.pooled[0]
     # The interval of the pooled threshold covers the pass rate of a random class.
@@ -176,7 +180,7 @@ def test_a_class_without_samples_and_similar_classes_uses_the_pooled_threshold()
 def test_promises_do_not_depend_on_the_order_of_the_samples():
     world = World((0, 40))
     order = np.random.default_rng(1).permutation(len(world.labels))
-    again = make_promises(world.scores[order], world.labels[order], world.groups, (0.9, 0.99), 0.9)
+    again = promises_of(world.scores[order], world.labels[order], world.groups, (0.9, 0.99), 0.9)
     for name, value in asdict(world.promises()).items():
         np.testing.assert_array_equal(getattr(again, name), value, err_msg=name)
 
@@ -184,7 +188,7 @@ def test_promises_do_not_depend_on_the_order_of_the_samples():
 @pytest.mark.parametrize("scores", [[1.0], [0.0, 0.0], [3.0, 3.0, -1.0]])
 def test_thresholds_of_tiny_sets_are_finite_and_reached(scores):
     labels = np.arange(len(scores)) % 2
-    promises = make_promises(np.array(scores), labels, np.zeros(3, np.int64), (0.5, 1.0), 0.9)
+    promises = promises_of(np.array(scores), labels, np.zeros(3, np.int64), (0.5, 1.0), 0.9)
     assert np.isfinite(promises.thresholds).all()
     assert (min(scores) >= promises.thresholds[:, 1]).all()
 

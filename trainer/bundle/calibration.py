@@ -217,9 +217,9 @@ def calibration_of(
     promises = make_promises(
         own.numpy(), labels.numpy(), groups, options.recalls, options.confidence
     )
-    cutoffs = torch.from_numpy(promises.thresholds)
+    cutoffs, row_of_class = map(torch.from_numpy, (promises.thresholds, promises.row_of_class))
     reached = [
-        count_reached(scores, labels, ids, cutoffs[ids])
+        count_reached(scores, labels, ids, cutoffs[row_of_class[ids]]).int()
         for ids, scores, _ in scores_of_blocks(bundle, features)
     ]
     return Calibration(

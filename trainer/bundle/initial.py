@@ -1,6 +1,5 @@
 """Initial weights of a run that come from a bundle: `backbone.init` and `head.init` of a recipe."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ _CLASSES_AT_ONCE = 65_536
 
 
 def load_initial_weights(
-    backbone: Backbone, head: ClassHead, recipe: Recipe, class_names: Sequence[str]
+    backbone: Backbone, head: ClassHead, recipe: Recipe, class_names: Strings
 ) -> int | None:
     """Load the weights of the bundles that the recipe names, if any (collective).
 
@@ -48,16 +47,13 @@ def _load_backbone(backbone: Backbone, path: Path, image: ImageConfig | None) ->
 
 
 @torch.no_grad()
-def _load_rows(
-    head: ClassHead, bundle: Bundle, class_names: Sequence[str], *, min_share: float
-) -> int:
+def _load_rows(head: ClassHead, bundle: Bundle, class_names: Strings, *, min_share: float) -> int:
     """Load the rows and biases of this rank's classes that the bundle contains, by name. Returns
     the number of such classes of all ranks."""
     _check_head(head, bundle)
     mine, device = head.engine.weights.held.class_ids.cpu().numpy(), head.weight.device
-    names = class_names if isinstance(class_names, Strings) else Strings.of(class_names)
     found = [
-        bundle.classes.find_all(names.at(mine[start : start + CHUNK]))
+        bundle.classes.find_all(class_names.at(mine[start : start + CHUNK]))
         for start in range(0, len(mine), CHUNK)
     ]
     ids = np.concatenate([np.zeros(0, np.int32), *found])

@@ -84,6 +84,7 @@ class ClassThresholds:
         """Return the thresholds of `promises` from `num_samples` samples. `reached` [K, R, 2]
         counts the samples at or above each threshold: those of the class, and those of any class.
         """
+        promises = promises.by_class()
         recalls = tuple(
             RecallSpec(
                 recall=recall,

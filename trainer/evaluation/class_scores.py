@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
@@ -19,6 +20,7 @@ from heads.rows.node_values import wide_dtype
 from heads.slc import ClassMeasures, block_measures, positions_of_labels
 from heads.topk import largest_columns, sort_largest
 from trainer.evaluation.features import ShouldStop, SplitRows, all_rows, check_stop
+from trainer.promises import Promises
 from trainer.world import World
 
 # Shape legend: N rows, of which n belong to this class group; C classes of a block; K classes in
@@ -26,6 +28,7 @@ from trainer.world import World
 
 _NO_CLASS = torch.iinfo(torch.int64).max  # sorts after every class with the same score
 _COPIES = 3  # copies of a block's scores in memory at the same time
+_CLASSES_AT_ONCE = 1 << 20  # whose counts are sent to the main rank
 
 
 class Ranking:
@@ -66,8 +69,8 @@ class Ranking:
 @dataclass(frozen=True)
 class ClassScores:
     """The scores of all classes. `predicted` [n, k] contains class IDs, best first, and
-    `true_scores` [n] contains the score of each row's own class. The metrics of all K classes cover
-    the rows of all groups and are on the CPU.
+    `true_scores` [n] contains the score of each row's own class. The metrics of the P classes with
+    samples cover the rows of all groups and are on the CPU.
     """
 
     predicted: Tensor
@@ -78,14 +81,15 @@ class ClassScores:
 def score_classes(
     head: ClassHead,
     rows: SplitRows,
-    positives: Tensor,
+    measured: Tensor,
     *,
     k: int,
     recalls: Sequence[float],
     world: World,
     should_stop: ShouldStop,
 ) -> ClassScores:
-    """Score all classes (collective). `positives` [K] counts the samples of all groups by class.
+    """Score all classes (collective). `measured` [P] are the classes with samples in any group, in
+    ascending order.
 
     Raises ValueError on every rank if a score is NaN.
     """
@@ -106,9 +110,10 @@ def score_classes(
         ranking.add(scores, class_ids, highest)
         at = positions_of_labels(labels, class_ids)
         true_scores[at[0]] = scores[at]
-        # Skip classes without samples, which have no metrics. `positives` covers all groups, so all
+        # Skip classes without samples, which have no metrics. `measured` covers all groups, so all
         # of them skip the same classes and issue the same collectives.
-        present = positives[class_ids] > 0
+        nearest = torch.searchsorted(measured, class_ids).clamp_(max=len(measured) - 1)
+        present = measured[nearest] == class_ids
         if present.any():
             own = scores if present.all() else scores[:, present]
             measures.append(
@@ -118,7 +123,7 @@ def score_classes(
     return ClassScores(
         ranking.over_ranks(class_group),
         all_reduce_sum(true_scores, class_group),
-        _over_ranks(measures, class_group).over_all_classes(head.num_classes),
+        _over_ranks(measures, class_group),
     )
 
 
@@ -168,31 +173,41 @@ def _over_ranks(measures: list[ClassMeasures], group: ProcessGroup | None) -> Cl
 def count_samples_above(
     head: ClassHead,
     rows: SplitRows,
-    thresholds: Tensor,
+    promises: Promises,
     *,
     world: World,
     should_stop: ShouldStop,
 ) -> Tensor:
-    """For each class, count the samples whose score is at or above each of its `thresholds` [K, R]
+    """For each class, count the samples whose score is at or above each of its thresholds
     (collective).
 
-    Returns counts [K, R, 2] over all groups, on the CPU: samples of the class, and samples of any
-    class. All classes are scored again, because the thresholds are known only after the first pass.
+    Returns int32 counts [K, R, 2] over all groups, on the CPU: samples of the class, and samples of
+    any class. Ranks other than the main one count only their own classes and return an empty tensor
+    [0, R, 2]. All classes are scored again, because the thresholds are known only after the first
+    pass.
     """
-    labels = rows.labels
-    thresholds = thresholds.to(labels.device)
-    ids = [labels[:0]]
-    counts = [labels.new_zeros(0, thresholds.shape[1], 2)]
+    labels, held, order = rows.labels, head.engine.weights.held, head.tree.class_order
+    thresholds = torch.from_numpy(promises.thresholds)
+    shape = (len(held.class_ids), thresholds.shape[1], 2)
+    mine, done = torch.zeros(shape, dtype=torch.int32, device=labels.device), 0
     for block in _scored_blocks(head, rows, world, should_stop):
-        ids.append(block.class_ids)
-        counts.append(
-            count_reached(block.scores, labels, block.class_ids, thresholds[block.class_ids])
-        )
-    group = head.engine.class_group
-    of_ranks = all_rows(all_reduce_sum(torch.cat(counts), head.engine.data_group), group)
-    in_order = torch.empty((head.num_classes, *of_ranks.shape[1:]), dtype=torch.int64)
-    in_order[all_rows(torch.cat(ids), group).cpu()] = of_ranks.cpu()
-    return in_order
+        ids = block.class_ids
+        own = thresholds[promises.row_of_class[ids.cpu().numpy()]].to(labels.device)
+        mine[done : done + len(ids)] = count_reached(block.scores, labels, ids, own)
+        done += len(ids)
+    all_reduce_sum(mine, head.engine.data_group)
+    counts = torch.empty((len(order) if world.is_main else 0, *shape[1:]), dtype=torch.int32)
+    for start in range(0, len(order), _CLASSES_AT_ONCE):
+        # The ranks hold consecutive parts of the class order. Each class is counted on one rank and
+        # 0 on all others.
+        stop = min(start + _CLASSES_AT_ONCE, len(order))
+        part = mine.new_zeros((stop - start, *shape[1:]))
+        first, last = np.clip([start, stop], held.first, held.first + len(mine)).tolist()
+        part[first - start : last - start] = mine[first - held.first : last - held.first]
+        all_reduce_sum(part, head.engine.class_group)
+        if world.is_main:
+            counts[torch.from_numpy(order[start:stop].astype(np.int64))] = part.cpu()
+    return counts
 
 
 def count_reached(

@@ -11,31 +11,30 @@ from trainer.evaluation.measure import Evaluation
 
 
 class ClassTable:
-    """The per-class results of an evaluation: columns [K]."""
+    """The results of the P classes with samples: columns [P], in ascending order of class ID.
+    `names` [K] are those of all classes.
+    """
 
     def __init__(self, evaluation: Evaluation, names: Sequence[str]) -> None:
         """`names` [K] must be in class-list order. Raises ValueError if their number is wrong."""
-        classes = evaluation.classes
-        if len(names) != len(classes.positives):
+        classes, num_classes = evaluation.classes, len(evaluation.promises.row_of_class)
+        if len(names) != num_classes:
             raise ValueError(
-                f"the evaluation has {len(classes.positives)} classes, but the shards have "
-                f"{len(names)}: run `kway eval` again"
+                f"the evaluation has {num_classes} classes, but the shards have {len(names)}: run "
+                "`kway eval` again"
             )
         self.names = names
+        self.class_ids = classes.class_ids.numpy()
         self.recalls = classes.recalls
         self.positives = classes.positives.numpy()
-        # For a class without samples, 0 / 0 gives NaN, as in its other metrics.
-        with np.errstate(invalid="ignore"):
-            self.accuracy = evaluation.correct.numpy() / self.positives
+        self.accuracy = evaluation.correct.numpy() / self.positives
         self.average_precision = classes.average_precision.numpy()
         self.precision_at = classes.precision_at.numpy()
         self.threshold = classes.threshold.numpy()
 
     def worst(self, num: int) -> list[int]:
-        """Return the IDs of `num` classes with the lowest average precision. Omits classes without
-        samples."""
-        ids = np.argsort(self.average_precision, kind="stable")  # NaN comes last
-        return [j for j in ids.tolist() if self.positives[j] > 0][:num]
+        """Return the rows of `num` classes with the lowest average precision."""
+        return np.argsort(self.average_precision, kind="stable")[:num].tolist()
 
     def header(self) -> list[str]:
         """Return the column names of `rows`."""
@@ -45,13 +44,15 @@ class ClassTable:
 
     def rows(self) -> Iterator[list[object]]:
         """Yield one row per class. Metrics of a class without samples are empty cells."""
-        for j in range(len(self.names)):
-            cells: list[object] = [j, self.names[j], int(self.positives[j])]
-            if self.positives[j] == 0:
-                yield cells + [""] * (2 + 2 * len(self.recalls))
+        row = 0
+        for class_id, name in enumerate(self.names):
+            if row == len(self.class_ids) or self.class_ids[row] != class_id:
+                yield [class_id, name, 0] + [""] * (2 + 2 * len(self.recalls))
                 continue
-            measures = [self.accuracy[j], self.average_precision[j], *self.precision_at[j]]
-            yield [*cells, *(repr(float(x)) for x in measures), *map(str, self.threshold[j])]
+            measures = [self.accuracy[row], self.average_precision[row], *self.precision_at[row]]
+            cells = [*(repr(float(x)) for x in measures), *map(str, self.threshold[row])]
+            yield [class_id, name, int(self.positives[row]), *cells]
+            row += 1
 
 
 def write_csv(table: ClassTable, path: Path) -> None:

@@ -42,12 +42,12 @@ MOST_CONFUSIONS = 1000  # maximum number of pairs in an evaluation
 class Evaluation:
     """The result of an evaluation.
 
-    `metrics` are means over samples or classes, by name. `classes` contains the metrics of each
-    class in class-list order, NaN for a class without samples. `promises` are the thresholds of the
-    classes. `reached` [K, R, 2] counts, for each class, the samples whose score for it reaches its
-    threshold: samples of the class, and samples of any class.
-    `correct` [K] counts the correct top-1 predictions of each class. `confusions` [M, 3] lists the
-    most frequent wrong predictions: true class, predicted class, number of samples.
+    `metrics` are means over samples or classes, by name. `classes` contains the metrics of the P
+    classes with samples, in ascending order of class ID, and `correct` [P] counts their correct
+    top-1 predictions. `promises` are the thresholds of all classes. `reached` [K, R, 2] counts, for
+    each class, the samples whose score for it reaches its threshold: samples of the class, and
+    samples of any class. Only the main rank has these counts. `confusions` [M, 3] lists the most
+    frequent wrong predictions: true class, predicted class, number of samples.
     """
 
     metrics: dict[str, float]
@@ -122,20 +122,26 @@ def measure(
 ) -> Evaluation:
     """Compute all metrics. Each class group passes its own `rows` (collective).
 
-    Keeps in memory the features of the rows (n x d), scores within the head's memory budget, and a
-    few numbers per class and per row. Raises ValueError on every rank if a label is out of range,
-    there are no samples, or a score is NaN.
+    Keeps in memory the features of the rows (n x d), scores within the head's memory budget, a few
+    numbers per row, and one number per class; in addition, the counts of the rank's own classes,
+    and on the main rank those of all classes. Raises ValueError on every rank if a label is out of
+    range, there are no samples, or a score is NaN.
     """
     num_classes, data_group = head.num_classes, head.engine.data_group
-    labels = rows.labels
-    positives = _class_counts(labels, num_classes, data_group)
-    num_samples = int(positives.sum())
+    labels, all_labels = rows.labels, all_rows(rows.labels, data_group)
+    num_samples = len(all_labels)
     if num_samples == 0:
         raise ValueError("the split is empty: choose an evaluation split with samples")
+    if num_outside := int(((all_labels < 0) | (all_labels >= num_classes)).sum()):
+        raise ValueError(
+            f"{num_outside} labels of the split are out of range 0 … {num_classes - 1}: the shards "
+            "do not match the model's classes"
+        )
+    measured = all_labels.unique()
     scores = score_classes(
         head,
         rows,
-        positives,
+        measured,
         k=min(num_classes, max(config.topk)),
         recalls=config.recalls,
         world=world,
@@ -153,34 +159,22 @@ def measure(
     metrics |= scores.classes.summary()
     promises = make_promises(
         all_rows(scores.true_scores, data_group).cpu().numpy(),
-        all_rows(labels, data_group).cpu().numpy(),
+        all_labels.cpu().numpy(),
         groups_of_head(head),
         config.recalls,
         config.confidence,
     )
-    thresholds = torch.from_numpy(promises.thresholds)
+    correct_classes = torch.searchsorted(measured, labels[correct[:, 0]])
+    num_correct = torch.bincount(correct_classes, minlength=len(measured))
     return Evaluation(
         metrics,
         scores.classes,
         promises,
-        count_samples_above(head, rows, thresholds, world=world, should_stop=should_stop),
+        count_samples_above(head, rows, promises, world=world, should_stop=should_stop),
         num_samples,
-        _class_counts(labels[correct[:, 0]], num_classes, data_group).cpu(),
+        all_reduce_sum(num_correct, data_group).cpu(),
         most_confused(labels, first, num_classes, data_group).cpu(),
     )
-
-
-def _class_counts(labels: Tensor, num_classes: int, group: ProcessGroup | None) -> Tensor:
-    """Return the number of samples of each class [K] over all ranks of `group` (collective). Raises
-    ValueError on all of them if a label is out of range."""
-    outside = (labels < 0) | (labels >= num_classes)
-    num_outside = int(all_reduce_sum(outside.sum(), group))
-    if num_outside:
-        raise ValueError(
-            f"{num_outside} labels of the split are out of range 0 … {num_classes - 1}: the shards "
-            "do not match the model's classes"
-        )
-    return all_reduce_sum(torch.bincount(labels, minlength=num_classes), group)
 
 
 def most_confused(

@@ -4,18 +4,18 @@ import json
 from pathlib import Path
 
 import numpy as np
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 
+from data.classes.columns import write_columns
 from data.files import commit
 from data.retry import retried
 from heads.slc import ClassMeasures
 from trainer.evaluation.measure import Evaluation
 from trainer.promises import Promises
 
-_OF_CLASSES = ("positives", "average_precision", "precision_at", "threshold")
-_OF_PROMISES = ("thresholds", "kinds", "pass_rates", "pooled", "below_pooled")
+_OF_CLASSES = ("class_ids", "positives", "average_precision", "precision_at", "threshold")
+_OF_PROMISES = ("row_of_class", "thresholds", "kinds", "pass_rates", "pooled", "below_pooled")
 _OTHERS = ("reached", "correct", "confusions")
 _NOT_METRICS = ("step", "samples")
 
@@ -24,14 +24,13 @@ def save_evaluation(folder: Path, evaluation: Evaluation, *, step: int) -> None:
     """Write `step-….json` (metrics) and `step-….safetensors` (per class) into `folder`."""
     retried(str(folder), lambda: folder.mkdir(parents=True, exist_ok=True))
     classes = evaluation.classes
-    tensors = {name: getattr(classes, name) for name in _OF_CLASSES}
-    tensors |= {name: getattr(evaluation, name) for name in _OTHERS}
-    tensors["recalls"] = torch.tensor(classes.recalls, dtype=torch.float64)
-    promises = evaluation.promises
-    tensors |= {name: torch.from_numpy(getattr(promises, name)) for name in _OF_PROMISES}
-    tensors["confidence"] = torch.tensor(promises.confidence, dtype=torch.float64)
+    columns = {name: getattr(classes, name).numpy() for name in _OF_CLASSES}
+    columns |= {name: getattr(evaluation, name).numpy() for name in _OTHERS}
+    columns |= {name: getattr(evaluation.promises, name) for name in _OF_PROMISES}
+    columns["recalls"] = np.array(classes.recalls)
+    columns["confidence"] = np.array(evaluation.promises.confidence)
     path = folder / f"step-{step:08d}.safetensors"
-    commit(path, save({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}))
+    commit(path, lambda file: write_columns(file, columns))
     summary = {"step": step, "samples": evaluation.num_samples, **evaluation.metrics}
     commit(path.with_suffix(".json"), json.dumps(summary, indent=1).encode())
 
@@ -46,14 +45,14 @@ def load_evaluation(folder: Path, *, step: int) -> Evaluation:
         tensors = load_file(path)
         summary = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
         classes = ClassMeasures(
-            class_ids=torch.arange(len(tensors["positives"])),
             recalls=tuple(tensors["recalls"].tolist()),
             **{name: tensors[name] for name in _OF_CLASSES},
         )
+        positives = classes.positives.numpy().astype(np.int32)
         promises = Promises(
             recalls=classes.recalls,
             confidence=float(tensors["confidence"]),
-            positives=classes.positives.numpy().astype(np.int32),
+            positives=np.pad(positives, (0, len(tensors["kinds"]) - len(positives))),
             **{name: tensors[name].numpy() for name in _OF_PROMISES},
         )
         others = {name: tensors[name] for name in _OTHERS}

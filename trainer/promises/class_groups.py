@@ -10,20 +10,23 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.distributed import ProcessGroup
 from torch.nn.functional import normalize
 
 from heads import ClassHead, ClassRows
 from heads.collectives import all_reduce_sum
 from heads.tree import LabelTree
-from trainer.promises.bounds import IntArray
+
+Groups = NDArray[np.int32]
 
 _LEAST_IN_SUBTREE = 8
 _CLASSES_PER_CENTER, _MOST_CENTERS = 32, 1024
 _ROWS_AT_ONCE = 16_384
+_CLASSES_AT_ONCE = 1 << 20
 
 
-def groups_of_head(head: ClassHead) -> IntArray:
+def groups_of_head(head: ClassHead) -> Groups:
     """Return the group of each class [K] of a head, numbered from 0 (collective)."""
     if head.tree.has_children.any():
         return groups_of_tree(head.tree)
@@ -36,16 +39,20 @@ def groups_of_head(head: ClassHead) -> IntArray:
     )
 
 
-def groups_of_tree(tree: LabelTree) -> IntArray:
+def groups_of_tree(tree: LabelTree) -> Groups:
     """Return the group of each class [K]: the lowest subtree with at least eight classes, or the
     whole tree.
     """
-    nodes, below = tree.node_of_class.copy(), tree.num_classes_below()
-    while True:
-        climbs = (below[nodes] < _LEAST_IN_SUBTREE) & (tree.parent[nodes] >= 0)
-        if not climbs.any():
-            return np.unique(nodes, return_inverse=True)[1].astype(np.int64)
-        nodes[climbs] = tree.parent[nodes[climbs]]
+    groups, below = tree.node_of_class.copy(), tree.num_classes_below()
+    is_group = np.zeros(tree.num_nodes, np.bool_)
+    for start in range(0, len(groups), _CLASSES_AT_ONCE):
+        nodes = groups[start : start + _CLASSES_AT_ONCE]
+        while (climbs := (below[nodes] < _LEAST_IN_SUBTREE) & (tree.parent[nodes] >= 0)).any():
+            nodes[climbs] = tree.parent[nodes[climbs]]
+        is_group[nodes] = True
+    del below
+    number = np.cumsum(is_group, dtype=np.int32) - 1
+    return np.take(number, groups, out=groups)
 
 
 def groups_of_rows(
@@ -55,7 +62,7 @@ def groups_of_rows(
     *,
     device: torch.device | str = "cpu",
     group: ProcessGroup | None = None,
-) -> IntArray:
+) -> Groups:
     """Return the group of each class [K], by the cosine similarity of rows.
 
     `blocks` returns the rows of all classes in blocks; it is called twice. If the classes are
@@ -70,8 +77,8 @@ def groups_of_rows(
         at = torch.searchsorted(ids, block.class_ids[is_center])
         centers[at] = block.rows[is_center].float()
     centers = normalize(all_reduce_sum(centers, group))
-    groups = torch.zeros(num_classes, dtype=torch.int64, device=device)
+    groups = torch.zeros(num_classes, dtype=torch.int32, device=device)
     for block in blocks():
         # The length of a row does not change which center is the most similar one.
-        groups[block.class_ids] = (block.rows.float() @ centers.T).argmax(1)
+        groups[block.class_ids] = (block.rows.float() @ centers.T).argmax(1).int()
     return all_reduce_sum(groups, group).cpu().numpy()

@@ -16,7 +16,7 @@ New samples must come from the distribution of the labeled set.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -51,22 +51,32 @@ _ROUNDING = 1e-5
 class Promises:
     """Thresholds of K classes at R `recalls`.
 
-    `positives` int32 [K] counts the samples of each class, and `thresholds` float32 [K, R] are
-    compared with scores: a sample passes if its score is at or above the threshold. `kinds` uint8
-    [K, R] are indices into `KINDS`. `pass_rates` float32 [K, R, 3] contain the estimated fraction
-    of new samples of the class that pass, and the lower and upper end of its interval; the estimate
-    is NaN if it is unknown. `pooled` float32 [R] are the pooled thresholds, and `below_pooled` [R]
-    is the fraction of the classes with samples in which fewer than the recall reach them.
+    `row_of_class` int32 [K] is the row of each class in the arrays with M rows. The rows of the
+    classes with samples come first, in the order of their IDs. The classes without samples have
+    only one row per group, because their thresholds depend only on their group. `positives` int32
+    [M] counts the samples of a class, and `thresholds` float32 [M, R] are compared with scores: a
+    sample passes if its score is at or above the threshold. `kinds` uint8 [M, R] are indices into
+    `KINDS`. `pass_rates` float32 [M, R, 3] contain the estimated fraction of new samples of the
+    class that pass, and the lower and upper end of its interval; the estimate is NaN if it is
+    unknown. `pooled` float32 [R] are the pooled thresholds, and `below_pooled` [R] is the fraction
+    of the classes with samples in which fewer than the recall reach them.
     """
 
     recalls: tuple[float, ...]
     confidence: float
+    row_of_class: NDArray[np.int32]
     positives: NDArray[np.int32]
     thresholds: NDArray[np.float32]
     kinds: NDArray[np.uint8]
     pass_rates: NDArray[np.float32]
     pooled: NDArray[np.float32]
     below_pooled: FloatArray
+
+    def by_class(self) -> "Promises":
+        """Return the same thresholds with one row for each class, in the order of class IDs."""
+        arrays = ("positives", "thresholds", "kinds", "pass_rates")
+        rows = {name: getattr(self, name)[self.row_of_class] for name in arrays}
+        return replace(self, **rows, row_of_class=np.arange(len(self.row_of_class), dtype=np.int32))
 
 
 def make_promises(
@@ -81,7 +91,7 @@ def make_promises(
     `scores` [N] is the score of each sample for its own class, `labels` [N], and `groups` [K]
     assigns each class to a group of similar classes (`class_groups.py`); groups are numbered from
     0. `recalls` are in (0, 1], and `confidence` in (0, 1). The result does not depend on the order
-    of the samples. Besides the result, memory holds a few numbers per sample and class. Raises
+    of the samples. Besides the result, memory holds a few numbers per sample and group. Raises
     ValueError for an empty set or a score that is not finite.
     """
     if not len(scores) or not np.isfinite(scores).all():
@@ -90,16 +100,23 @@ def make_promises(
             "the model's weights and inputs for non-finite values"
         )
     order = np.lexsort((scores, labels))
-    ascending, of_class = scores[order].astype(np.float64), labels[order].astype(np.int64)
-    positives = np.bincount(of_class, minlength=len(groups))
+    ascending = scores[order].astype(np.float64)
+    measured, of_row = np.unique(labels[order], return_inverse=True)
+    # A class without samples for each group.
+    num_groups = int(groups.max()) + 1
+    of_rows = np.concatenate([groups[measured], np.arange(num_groups)]).astype(np.int64)
+    row_of_class = np.add(groups, len(measured), dtype=np.int32)
+    row_of_class[measured] = np.arange(len(measured))
+    positives = np.bincount(of_row, minlength=len(of_rows))
     samples = ClassSamples(ascending, np.cumsum(positives) - positives, positives)
-    centers = class_centers(ascending, of_class, groups.astype(np.int64))
+    centers = class_centers(ascending, of_row, of_rows)
     found = _Thresholds(samples, centers, confidence)
     columns = [found.at(recall) for recall in recalls]
     thresholds, kinds, pass_rates, pooled, below = zip(*columns, strict=True)
     return Promises(
         tuple(float(recall) for recall in recalls),
         confidence,
+        row_of_class,
         positives.astype(np.int32),
         np.stack(thresholds, 1),
         np.stack(kinds, 1),
