@@ -53,8 +53,8 @@ def forked(function: Callable[..., None], *args: Any) -> BaseProcess:
 
     `function` must be importable by name. Stop the process before the test ends.
     """
-    # With `python -P`, Python 3.11 does not pass `sys.path` to the fork server, which then does not
-    # find the modules to preload, so every process imports torch itself.
+    # Python 3.11 does not pass `sys.path` to the fork server. With `python -P`, the server would
+    # not find the modules to preload, and every process would import torch itself.
     with patch.dict(os.environ, PYTHONPATH=str(Path(__file__).parents[1])):
         ensure_running()
     return _context.Process(target=function, args=args)
