@@ -163,11 +163,10 @@ def options_of(component: Any, *, key: str) -> type:
         annotation = Any if each.annotation is each.empty else each.annotation
         fields[each.name] = (annotation, ... if each.default is each.empty else each.default)
     accepts_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    config = ConfigDict(extra="allow" if accepts_any else "forbid", arbitrary_types_allowed=True)
 
     class Base(ImportedBackbone):
-        model_config = ConfigDict(
-            extra="allow" if accepts_any else "forbid", arbitrary_types_allowed=True
-        )
+        model_config = config
 
     return create_model("Options", __base__=Base, **fields)
 

@@ -196,7 +196,7 @@ def _wrapped(encoder: nn.Module, config: BackboneOptions, image: ImageConfig | N
             raise ValueError(
                 "backbone.pooling is classifier, which requires a transformers model: use auto"
             )
-        is_text = encoder.main_input_name == "input_ids"
+        is_text = bool(encoder.main_input_name == "input_ids")
     else:
         settings = encoder.config if is_transformers(encoder) else encoder
         is_text = hasattr(settings, "vocab_size")

@@ -67,7 +67,7 @@ def classifier_class(config: PretrainedConfig) -> Any:
     )
 
 
-def take_last_layer(model: PreTrainedModel) -> nn.Linear:
+def take_last_layer(model: Any) -> nn.Linear:
     """Remove the last linear layer of a classifier and return it. The model then returns its
     features, whose number is the attribute `dim`.
 
@@ -123,10 +123,12 @@ def load_encoder(config: BackboneConfig, settings: PretrainedConfig) -> PreTrain
     options: dict[str, Any] = {"trust_remote_code": False}
     if config.pooling == "classifier":
         auto = classifier_class(settings)
-    elif "add_pooling_layer" in inspect.signature(MODEL_MAPPING[type(settings)]).parameters:
-        # The pooler's output is not used, so its weights would never get a gradient, but DDP would
-        # wait for one.
-        options["add_pooling_layer"] = False
+    else:
+        model: Any = MODEL_MAPPING[type(settings)]
+        if "add_pooling_layer" in inspect.signature(model).parameters:
+            # The pooler's output is not used, so its weights would never get a gradient, but DDP
+            # would wait for one.
+            options["add_pooling_layer"] = False
     if config.weights == "pretrained":
         encoder: PreTrainedModel = auto.from_pretrained(
             str(config.name),
