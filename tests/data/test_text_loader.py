@@ -134,7 +134,10 @@ def test_sorting_by_length_does_not_change_which_samples_an_epoch_draws(
         {"shards": texts / "shards", "split": split, "weight": weight}
         for split, weight in (("train", 2), ("test", 1))
     ]
-    draws = {"sampling": {"power": 0.0, "epoch_samples": 50}, "mixture": {"mixture": sets}}[kind]
+    draws = {
+        "sampling": {"sampling": {"power": 0.0, "epoch_samples": 50}},
+        "mixture": {"mixture": sets},
+    }[kind]
     found = []
     for number in (1, 50):
         settings = {**config(texts, batches_by_length=number).model_dump(), **draws}
