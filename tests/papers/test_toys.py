@@ -21,6 +21,7 @@ def claimed(name: str) -> set[str]:
     return {text for one in rows if one.get("experiment") == name for text in one["claims"]}
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["002-mnist", "004-mnist", "000-cifar100"])
 def test_an_experiment_reports_the_claims_of_the_summary(
     name: str, conducted: Callable[[Experiment], Section]

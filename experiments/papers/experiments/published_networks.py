@@ -110,7 +110,7 @@ class CifarTable:
 
     def procedure(self, budget: Budget, _plots: PlotFolder) -> Procedure:
         toy = budget.is_toy
-        steps = 3 if toy else self.steps
+        steps, first = 3 if toy else self.steps, budget.first_seed + 1
         yield list({self.dataset(arm, toy=toy).job for arm in self.heads})
 
         def jobs(arm: str, rates: Sequence[float]) -> list[Job]:
@@ -138,7 +138,7 @@ class CifarTable:
                     self.recipe(arm, best_rate(searched[arm]), steps, seed, final=True),
                     also=also,
                 )
-                for seed in range(budget.first_seed + 1, budget.first_seed + 1 + _SEEDS)
+                for seed in range(first, first + (1 if toy else _SEEDS))
             ]
             for arm in self.heads
         }
