@@ -20,7 +20,7 @@ from tests.system.processes import write_recipe
 from tests.system.runs import losses
 from trainer.__main__ import main
 from trainer.agreement import Agreed, Agreement, agree
-from trainer.world import World, is_lost_rank
+from trainer.world import is_lost_rank
 
 EMPTY = torch.zeros(0, dtype=torch.int64)
 
