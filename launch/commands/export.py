@@ -46,12 +46,3 @@ def print_kinds(thresholds: "ClassThresholds") -> None:
         kinds = thresholds.num_of_kind(column).items()
         counts = ", ".join(f"{num:,} {kind}" for kind, num in kinds if num)
         print(f"thresholds for recall {entry.recall:g}: {counts}")
-
-
-def check_promises(recall: list[float] | None, confidence: float | None) -> None:
-    """Raise ValueError if a recall or the confidence is out of range."""
-    for value in recall or ():
-        if not 0 < value <= 1:
-            raise ValueError(f"--recall {value:g}: pass a number above 0 and at most 1")
-    if confidence is not None and not 0 < confidence < 1:
-        raise ValueError(f"--confidence {confidence:g}: pass a number above 0 and below 1")

@@ -1,12 +1,12 @@
 """Plans a run of a recipe on a cluster by combining the costs of its parts."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from data.remote.config import is_url
 from data.shards.manifest import MANIFEST
-from data.shards.mixture import read_manifests, united_manifest
+from data.shards.mixture import load_manifest
 from launch.plan.cluster import BYTES_PER_GBIT, Cluster, Machine
 from launch.plan.head import Classes, Head
 from launch.plan.memory import BackboneShare, CheckpointCost, device_memory, host_memory
@@ -22,40 +22,11 @@ _MAX_NODES = 1024
 _MIN_SAVING = 0.1  # smallest saving of a suggested change, as a fraction of the missing memory
 
 
-@dataclass(frozen=True)
-class Shards:
-    """What a plan reads from the shards of a recipe, if they are on this machine.
-
-    vectors: bytes of the label vectors.
-    """
-
-    classes: int | None = None
-    samples: int | None = None
-    vectors: int = 0
-
-    @classmethod
-    def of(cls, data: DataConfig) -> "Shards":
-        folders = data.addresses
-        if any(is_url(folder) or not (Path(folder) / MANIFEST).is_file() for folder in folders):
-            return cls()
-        own, *others = read_manifests(data)
-        splits = [own.of_split(data.train_split, key="data.train_split")]
-        if data.mixture:
-            parts = zip(data.mixture, others, strict=True)
-            splits = [manifest.of_split(part.split) for part, manifest in parts]
-        manifest = united_manifest(data, own, others)
-        vectors = Path(data.shards) / (manifest.label_vectors or "none")
-        size = vectors.stat().st_size if vectors.is_file() else 0
-        samples = sum(shard.samples for split in splits for shard in split)
-        return cls(len(manifest.classes), samples, size)
-
-
 class Plan:
     """The cost of one step of `recipe` on the most expensive rank of `cluster`.
 
     memory: device memory of that rank; host: main memory of a machine. seconds: time of a step;
-    sent: bytes that a rank sends in it. steps: steps of the run, or None if neither the shards nor
-    the recipe determine their number.
+    sent: bytes that a rank sends in it.
 
     known: costs of the same backbone for micro-batches of other sizes. With two of them, its memory
     is interpolated instead of traced.
@@ -76,8 +47,8 @@ class Plan:
         _, class_ranks = mesh_shape(train.class_group, size=ranks, local_size=request.gpus)
         shard_ranks = train.strategy.shard_ranks(ranks, request.gpus)
         self.cluster = Cluster(machine, request.nodes, request.gpus, class_ranks, shard_ranks)
-        shards, stream = Shards.of(recipe.data), recipe.data.stream
-        num_classes = request.classes or shards.classes or recipe.head.num_classes
+        in_shards, bytes_of_vectors = classes_of_shards(recipe.data)
+        num_classes = request.classes or in_shards or recipe.head.num_classes
         if num_classes is None:
             raise ValueError(
                 f"{recipe.data.shards} contains no manifest.json, so the number of classes is "
@@ -102,7 +73,7 @@ class Plan:
         if is_cuda and copied:  # torch rounds pinned memory up to a power of two
             copied = 1 << (copied - 1).bit_length()
         others = {
-            "label vectors": (shards.vectors,) * 3,
+            "label vectors": (bytes_of_vectors,) * 3,
             "checkpoint being written": (0, copied, 0),
         }
         self.host = host_memory(self.head, self.memory, others)
@@ -110,11 +81,6 @@ class Plan:
         self.sent = sum(map(self.cluster.sent, self.collectives))
         self.phases = [*phase_times(self.head, of_backbone, self.collectives)]
         self.seconds = sum(phase.seconds for phase in self.phases)
-        in_epoch = stream.samples if stream is not None else recipe.data.sampling.epoch_samples
-        samples, batch = request.samples or in_epoch or shards.samples, train.global_batch
-        self.steps = train.duration.steps
-        if samples is not None:
-            self.steps = train.duration.in_steps(num_samples=samples, global_batch=batch)
 
     @property
     def interval(self) -> float | None:
@@ -123,6 +89,16 @@ class Plan:
             return None
         failures = self.request.nodes / (3600 * self.request.mtbf)
         return self.checkpoint.interval(failures_per_second=failures)
+
+
+def classes_of_shards(data: DataConfig) -> tuple[int | None, int]:
+    """Return the number of classes, or None if the shards are not on this machine, and the bytes of
+    the label vectors."""
+    if any(is_url(folder) or not (Path(folder) / MANIFEST).is_file() for folder in data.addresses):
+        return None, 0
+    manifest = load_manifest(data)
+    vectors = Path(data.shards) / (manifest.label_vectors or "none")
+    return len(manifest.classes), vectors.stat().st_size if vectors.is_file() else 0
 
 
 def changes(plan: Plan) -> list[tuple[str, Plan]]:

@@ -16,9 +16,6 @@ class PlanRequest:
     classes: int | None = Field(
         None, ge=2, description="number of classes; default: taken from the shards"
     )
-    samples: int | None = Field(
-        None, ge=1, description="samples per epoch; default: taken from the shards"
-    )
     link_gbps: float | None = Field(
         None,
         gt=0,

@@ -1,6 +1,6 @@
 """Prints a plan as one table per topic, each within 80 columns."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from rich import box
 from rich.console import Console
@@ -19,29 +19,25 @@ def show(plan: Plan, changes: Sequence[tuple[str, Plan]], console: Console) -> N
     """Print all tables of the plan."""
     rates, capacity = _RATES[plan.machine.kind], size(plan.machine.memory)
     phases = [f"in {phase}" for phase in plan.memory.phases]
-    of_time = [(phase.phase, *map(duration, (*phase[1:], phase.seconds))) for phase in plan.phases]
+    of_time = ((phase.phase, *map(duration, (*phase[1:], phase.seconds))) for phase in plan.phases)
     console.print(_headline(plan), Text())
     memory = f"device memory of the rank that needs the most, out of {capacity}"
     _print(console, memory, ("item", *phases), _rows_of(plan.memory))
     _print(console, "main memory per rank", ("item", *plan.host.phases), _rows_of(plan.host))
-    traffic = f"collectives per step: a rank sends {size(plan.sent)}"
-    heads = ("collective", "group", "size", "sent", "time")
-    _print(console, traffic, heads, _traffic(plan))
-    step = f"step time {rates}: {duration(plan.seconds)}"
+    step = f"step time {rates}: {duration(plan.seconds)}; a rank sends {size(plan.sent)}"
     _print(console, step, ("phase", "compute", "memory", "links", "total"), of_time)
     for line in _verdict(plan, changes):
         console.print(Text(line))
 
 
 def _print(
-    console: Console, title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]
+    console: Console, title: str, headings: Sequence[str], rows: Iterator[Sequence[str]]
 ) -> None:
     table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     first, *others = headings
     table.add_column(first, overflow="fold", min_width=9)
     for heading in others:
-        is_text = heading == "group"
-        table.add_column(heading, justify="left" if is_text else "right", no_wrap=not is_text)
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*row, style="bold" if row[0] == "total" else None)
     console.print(table, Text())
@@ -51,20 +47,6 @@ def _rows_of(memory: MemoryTable) -> Iterator[tuple[str, ...]]:
     for what, sizes in (*memory.lines.items(), ("total", memory.totals.values())):
         if any(sizes):
             yield what, *map(size, sizes)
-
-
-def _traffic(plan: Plan) -> Iterator[tuple[str, ...]]:
-    cluster = plan.cluster
-    ordered = sorted(plan.collectives, key=lambda each: -cluster.seconds(each))
-    for each in ordered:
-        where = "across" if cluster.crosses_nodes(each.group) else "in node"
-        yield (
-            f"{each.phase}: {each.what}, {each.operation.replace('_', '-')}",
-            f"{each.group} {cluster.size(each.group)} {where}",
-            (f"{each.calls} x " if each.calls > 1 else "") + size(each.bytes),
-            size(cluster.sent(each)),
-            duration(cluster.seconds(each)) + ("*" if each.hidden else ""),
-        )
 
 
 def _headline(plan: Plan) -> Text:
@@ -88,12 +70,8 @@ def _verdict(plan: Plan, changes: Sequence[tuple[str, Plan]]) -> Iterator[str]:
     train, machine = plan.recipe.train, plan.machine
     if train.precision not in machine.flops:
         yield f"warning: {machine.name} does not support {train.precision}: use fp16 or fp32"
-    if any(each.hidden for each in plan.collectives):
-        yield "* overlaps with computation; only the excess adds to the step time"
-    rate, steps = train.global_batch / plan.seconds, plan.steps
-    run = f"; {steps:,} steps take {duration(steps * plan.seconds)}" if steps else ""
-    digits = 0 if rate >= 10 else 2
-    yield f"{_RATES[machine.kind]}: {rate:,.{digits}f} samples/s{run}"
+    rate = train.global_batch / plan.seconds
+    yield f"{_RATES[machine.kind]}: {rate:,.{0 if rate >= 10 else 2}f} samples/s"
     cost, interval = plan.checkpoint, plan.interval
     line = f"checkpoint: {size(cost.size)}, saved in {duration(cost.save)}, resumed in "
     line += f"{duration(cost.resume)}; for the best interval, pass --mtbf"

@@ -11,7 +11,7 @@ import yaml
 from launch.plan.cluster import Cluster, Collective, Machine
 from launch.plan.head import Classes, LossCost
 from launch.plan.memory import CheckpointCost
-from launch.plan.plan import Plan, Shards, changes
+from launch.plan.plan import Plan, changes
 from launch.plan.request import PlanRequest
 from launch.plan.table import duration, size
 from tests.launch.measured_step import measure_steps
@@ -297,12 +297,7 @@ def test_the_command_prints_plain_tables(tmp_path, kway, capsys):
     options = ("--nodes", 64, "--gpus", 8, "--gpu", "t4", "--classes", 10**8, "--mtbf", 1000)
     assert kway("plan", path, "train.precision=bf16", *options) == 0
     shown = capsys.readouterr().out
-    for words in (
-        "head weights",
-        "backward: gradients",
-        "world 512 across",
-        "results of all",
-    ):
+    for words in ("head weights", "results of all", "a rank sends"):
         assert words in shown, words
     assert "fits in GPU memory:" in shown
     assert "save every" in shown
@@ -311,12 +306,9 @@ def test_the_command_prints_plain_tables(tmp_path, kway, capsys):
     assert "…" not in shown
 
 
-def test_the_classes_and_samples_of_shards_are_planned(glyphs, tmp_path):
-    recipe = glyph_recipe(glyphs, tmp_path / "run", train__duration={"epochs": 3})
-    plan = Plan(recipe, GPU, PlanRequest())
-    found = Shards.of(recipe.data)
-    assert plan.classes.num_classes == found.classes == 13
-    assert plan.steps == math.ceil(3 * found.samples / recipe.train.global_batch)
+def test_the_classes_of_shards_are_planned(glyphs, tmp_path):
+    plan = Plan(glyph_recipe(glyphs, tmp_path / "run"), GPU, PlanRequest())
+    assert plan.classes.num_classes == 13
     assert plan.collectives == []  # one rank
 
 

@@ -4,10 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 _KWAY = "import sys; sys.argv[0] = 'kway'; from launch.main import main; main()"
@@ -30,23 +31,15 @@ def children(process: int) -> list[int]:
     return [int(c) for c in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
-def wait_until(ready, outer: subprocess.Popen) -> None:
-    deadline = time.monotonic() + _SECONDS
-    while not ready():
-        assert outer.poll() is None, "the process exited"
-        assert time.monotonic() < deadline, "timeout"
-        time.sleep(0.05)
-
-
 @needs_namespaces
 def test_sigterm_ends_a_command_that_is_pid_1(tmp_path):
     words = ["shard", "glyphs", "-o", str(tmp_path / "shards"), "--workers", "0"]
     command = [*_NAMESPACE, sys.executable, "-c", _KWAY, *words]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as outer:
         try:
-            wait_until(lambda: children(outer.pid), outer)
+            wait_until(lambda: children(outer.pid), possible=lambda: outer.poll() is None)
             (first,) = children(outer.pid)
-            wait_until(lambda: catches(first, signal.SIGTERM), outer)
+            wait_until(lambda: catches(first, signal.SIGTERM))
             os.kill(first, signal.SIGTERM)
             assert outer.wait(_SECONDS) == 128 + signal.SIGTERM
         finally:

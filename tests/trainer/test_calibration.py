@@ -10,7 +10,8 @@ from serving.answer import make_query
 from serving.model import Model
 from tests.trainer.tiny_classifiers import save_image_classifier
 from trainer.bundle.bundle import Bundle
-from trainer.bundle.calibration import CalibrationOptions, calibrate
+from trainer.bundle.calibration import calibrate
+from trainer.bundle.calibration_options import CalibrationOptions
 from trainer.importing.classifier import ImportOptions, import_classifier
 
 

@@ -104,6 +104,15 @@ def test_settings_that_change_the_result_get_a_separate_folder(run):
     assert folder("evaluation.recalls=[0.5]") == "test,evaluation.recalls=[0.5]"
 
 
+def test_settings_that_are_too_long_for_a_folder_fail_before_the_evaluation(
+    kway, run, capsys, monkeypatch
+):
+    monkeypatch.setattr("launch.commands.evaluate._evaluate", lambda *_: pytest.fail("evaluated"))
+    recalls = [number / 100 for number in range(1, 60)]
+    assert kway("eval", run, "--set", f"evaluation.recalls={recalls}") == 2
+    assert "shorten a list" in capsys.readouterr().err
+
+
 def evaluate_in_little_memory(run: Path, errors: Path) -> None:
     """Evaluate with 400 MiB of memory left and standard error redirected to a file."""
     with errors.open("w") as file:

@@ -13,7 +13,8 @@ from serving.model import Model
 from tests.ranks import rank_world
 from tests.shards import glyph_recipe, text_recipe
 from trainer.backbone.precision import check_processor
-from trainer.bundle.calibration import CalibrationOptions, calibrate
+from trainer.bundle.calibration import calibrate
+from trainer.bundle.calibration_options import CalibrationOptions
 from trainer.bundle.export import export_run
 from trainer.train import train
 

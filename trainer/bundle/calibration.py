@@ -4,7 +4,7 @@ The backbone computes the features of a split, and the classes are scored in blo
 from disk. Memory therefore holds the features and the scores of one block.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +17,14 @@ from torch import Tensor
 from data.config import DataConfig, TextConfig
 from data.loading.batch import Batch
 from data.loading.loader import EvalLoader
+from data.progress import Report
 from data.shards.manifest import Manifest
 from data.shards.split import Split, open_split
 from heads.losses import score
 from heads.slc import positions_of_labels
 from trainer.backbone.precision import Precision, check_device
 from trainer.bundle.bundle import Bundle
+from trainer.bundle.calibration_options import CalibrationOptions
 from trainer.bundle.model_card import thresholds_section, with_section
 from trainer.bundle.spec import CARD, TOKENIZER
 from trainer.bundle.thresholds import ClassThresholds
@@ -34,21 +36,6 @@ from trainer.promises.class_groups import groups_of_rows
 # Memory for the scores of a block, of which a few copies exist.
 _BLOCK_BYTES = 64 * 2**20
 _NAMES_SHOWN = 3
-
-
-@dataclass(frozen=True)
-class CalibrationOptions:
-    """The split of the shards, the recalls and the confidence of the thresholds, and how the
-    backbone runs.
-    """
-
-    split: str = "test"
-    recalls: tuple[float, ...] = (0.9, 0.99)
-    confidence: float = 0.9
-    batch: int = 64
-    workers: int = 0
-    device: str = "cpu"
-    allow_imports: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -81,13 +68,12 @@ def calibrate(
     out: Path,
     options: CalibrationOptions,
     *,
-    progress: Callable[[int], None] = lambda samples: None,
+    progress: Report = lambda done, total: None,
 ) -> Calibration:
     """Write the bundle `path` with thresholds from labeled `shards` to `out`, which may be `path`.
 
-    `progress` is called with the number of samples of each batch. Raises ValueError if the shards
-    contain other inputs than the model reads, classes that the bundle does not have, or no samples,
-    and if this machine cannot run the bundle on the device.
+    Raises ValueError if the shards contain other inputs than the model reads, classes that the
+    bundle does not have, or no samples, and if this machine cannot run the bundle on the device.
     """
     with Bundle.open(path) as bundle:
         check_device(bundle.spec.precision, options.device)
@@ -111,7 +97,7 @@ class LabeledSamples:
     split: Split
     class_ids: Tensor
     options: CalibrationOptions
-    progress: Callable[[int], None]
+    progress: Report
 
     @torch.inference_mode()
     def features(
@@ -125,7 +111,7 @@ class LabeledSamples:
         one (see `Bundle.load_as_calibrated`). Labels are IDs of the bundle.
         """
         device = torch.device(self.options.device)
-        backbone, features, labels = None, [], []
+        backbone, features, labels, done = None, [], [], 0
         for batch in EvalLoader(self.split, self.data, batch=self.options.batch, device=device):
             each_batch(batch)
             backbone = backbone or self.bundle.load_as_calibrated(
@@ -137,7 +123,8 @@ class LabeledSamples:
             )
             features.append(backbone(batch.inputs).float().cpu())
             labels.append(batch.labels.cpu())
-            self.progress(len(batch.labels))
+            done += len(batch.labels)
+            self.progress(done, len(self.split))
         if not features:
             raise ValueError(f"split {self.options.split} is empty: choose a split with samples")
         return torch.cat(features), self.class_ids[torch.cat(labels)]
@@ -157,7 +144,7 @@ def open_samples(
     bundle: Bundle,
     shards: Path | str,
     options: CalibrationOptions,
-    progress: Callable[[int], None],
+    progress: Report,
 ) -> Iterator[LabeledSamples]:
     """Open the split of `shards` that the options name. Raises ValueError if the model of the
     bundle does not read them or does not have one of their classes.

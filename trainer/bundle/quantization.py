@@ -5,24 +5,24 @@ these scores with those in float32.
 """
 
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
 from data.loading.batch import Batch
+from data.progress import Report
 from trainer.backbone.onnx_backbone import check_packages, write_onnx
 from trainer.backbone.precision import LowPrecision, check_device
 from trainer.backbone.quantization import BF16, write_int8
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.calibration import (
     Calibration,
-    CalibrationOptions,
     calibration_of,
     open_samples,
     scores_of_blocks,
 )
+from trainer.bundle.calibration_options import CalibrationOptions
 from trainer.bundle.model_card import with_section
 from trainer.bundle.spec import CARD, ONNX
 from trainer.bundle.writing import rewrite_bundle
@@ -50,7 +50,7 @@ def quantize(
     precision: LowPrecision,
     options: CalibrationOptions,
     *,
-    progress: Callable[[int], None] = lambda samples: None,
+    progress: Report = lambda done, total: None,
 ) -> Quantization:
     """Write the bundle `path` in `precision` to `out`, with thresholds from labeled `shards`.
 

@@ -1,6 +1,7 @@
 """Evaluates a run's checkpoint on a split, with optional settings, and saves the result."""
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from trainer.run.trained_run import open_trained
 from trainer.world import World
 
 _SETTINGS = ("data.image.crops", "data.image.resize", "data.workers")
+_MAX_NAME = 255  # bytes, the limit of Linux
 # Settings that do not affect the result.
 _IRRELEVANT = ("evaluation.batch", "data.workers", "data.eval_split")
 
@@ -50,7 +52,7 @@ class EvaluationRequest:
     def folder(self) -> Path:
         """Return the folder for the results. Results for a different split or different settings
         are saved in a separate folder, so that they do not replace the results that `kway export`
-        uses.
+        uses. Raises ValueError if the settings are too long for its name.
         """
         run_folder, recipe = RunFolder(self.run), self.recipe()
         own = run_folder.load_recipe(allow_imports=self.allow_imports)
@@ -62,7 +64,13 @@ class EvaluationRequest:
         ]
         if recipe.data.eval_split == own.data.eval_split and not others:
             return run_folder.evaluations
-        return run_folder.evaluations / ",".join([recipe.data.eval_split, *others])
+        name = ",".join([recipe.data.eval_split, *others])
+        if len(os.fsencode(name)) > _MAX_NAME:
+            raise ValueError(
+                "--set: the changed settings do not fit into the name of a folder of at most "
+                f"{_MAX_NAME} bytes: change fewer settings, or shorten a list"
+            )
+        return run_folder.evaluations / name
 
 
 def evaluate_run(

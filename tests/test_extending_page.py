@@ -28,7 +28,7 @@ from trainer.checkpoints import open_checkpoint
 from trainer.recipe import build_recipe, load_recipe, make_component
 from trainer.train import train
 
-PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
 COMPONENTS = (
     "my_package.backbones:ConvNet",
     "my_package.losses:ScaledCrossEntropy",
