@@ -231,16 +231,15 @@ def train(settings: Mapping[str, Any], folders: Folders) -> Measures:
     Continues from the last checkpoint of the same training, or from the end of a shorter one.
     """
     splits = mnist_splits(str(folders.data / "mnist"), settings["limit"])
-    train_split = splits["train"]
+    images, labels = splits["train"]
     if settings["split"] == "test":
-        train_split = tuple(
-            torch.cat(both) for both in zip(splits["train"], splits["validation"], strict=True)
-        )
-    counts = torch.bincount(train_split[1], minlength=CLASSES).double()
+        held_images, held_labels = splits["validation"]
+        images, labels = torch.cat([images, held_images]), torch.cat([labels, held_labels])
+    counts = torch.bincount(labels, minlength=CLASSES).double()
     loss = LOSSES[settings["loss"]]().prepare(ClassFacts(CLASSES, counts))
     rates, seeds = settings["rates"], settings["seeds"]
     networks = StackedMlp.drawn(
-        seeds * len(rates), loss, start=settings["start"], inputs=train_split[0].shape[1]
+        seeds * len(rates), loss, start=settings["start"], inputs=images.shape[1]
     )
     rate_of = torch.tensor(rates).repeat_interleave(len(seeds))
     # A run with more steps continues this one, so `steps` is not part of the name.
@@ -250,10 +249,10 @@ def train(settings: Mapping[str, Any], folders: Folders) -> Measures:
         networks.load(stored["state"])
         first = stored["step"]
     written = time.monotonic()
-    batches = _batches(len(train_split[1]), seeds, first)
+    batches = _batches(len(labels), seeds, first)
     for step in range(first + 1, settings["steps"] + 1):
         rows = next(batches).repeat(len(rates), 1)
-        networks.step(train_split[0][rows], train_split[1][rows], rate_of)
+        networks.step(images[rows], labels[rows], rate_of)
         is_last = step == settings["steps"]
         if is_last or time.monotonic() - written > _SECONDS_BETWEEN_CHECKPOINTS:
             written = time.monotonic()
@@ -309,18 +308,13 @@ def mnist_splits(folder: str, limit: int | None) -> dict[str, tuple[Tensor, Tens
     Validation samples are chosen at random from the training images.
     """
     arrays = Mnist(Path(folder)).arrays
-    splits = {}
-    for split, (images, labels) in arrays.items():
-        order = np.random.default_rng(0).permutation(len(labels))[:limit]
-        pixels = torch.from_numpy(images[order].reshape(len(order), -1)).float() / 255
-        splits[split] = (pixels - _MEAN) / _STD, torch.from_numpy(labels[order]).long()
+    splits: dict[str, tuple[Tensor, Tensor]] = {}
+    for split, (pixels, classes) in arrays.items():
+        order = np.random.default_rng(0).permutation(len(classes))[:limit]
+        scaled = torch.from_numpy(pixels[order].reshape(len(order), -1)).float() / 255
+        splits[split] = (scaled - _MEAN) / _STD, torch.from_numpy(classes[order]).long()
     images, labels = splits["train"]
     held = min(_VALIDATION, len(labels) // 4)
-    splits["validation"], splits["train"] = (
-        (images[:held], labels[:held]),
-        (
-            images[held:],
-            labels[held:],
-        ),
-    )
+    splits["validation"] = images[:held], labels[:held]
+    splits["train"] = images[held:], labels[held:]
     return splits
