@@ -24,7 +24,7 @@ def show(plan: Plan, changes: Sequence[tuple[str, Plan]], console: Console) -> N
     memory = f"device memory of the rank that needs the most, out of {capacity}"
     _print(console, memory, ("item", *phases), _rows_of(plan.memory))
     _print(console, "main memory per rank", ("item", *plan.host.phases), _rows_of(plan.host))
-    step = f"step time {rates}: {duration(plan.seconds)}; a rank sends {size(plan.sent)}"
+    step = f"step time {rates}: {duration(plan.seconds)}"
     _print(console, step, ("phase", "compute", "memory", "links", "total"), of_time)
     for line in _verdict(plan, changes):
         console.print(Text(line))
@@ -71,7 +71,8 @@ def _verdict(plan: Plan, changes: Sequence[tuple[str, Plan]]) -> Iterator[str]:
     if train.precision not in machine.flops:
         yield f"warning: {machine.name} does not support {train.precision}: use fp16 or fp32"
     rate = train.global_batch / plan.seconds
-    yield f"{_RATES[machine.kind]}: {rate:,.{0 if rate >= 10 else 2}f} samples/s"
+    shown = f"{rate:,.{0 if rate >= 10 else 2}f} samples/s"
+    yield f"{_RATES[machine.kind]}: {shown}; a rank sends {size(plan.sent)} in a step"
     cost, interval = plan.checkpoint, plan.interval
     line = f"checkpoint: {size(cost.size)}, saved in {duration(cost.save)}, resumed in "
     line += f"{duration(cost.resume)}; for the best interval, pass --mtbf"
