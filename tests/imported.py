@@ -17,6 +17,7 @@ import transformers.models.resnet.modeling_resnet
 
 import heads.head
 import tests.shards
+import trainer.backbone.transformers_encoder
 import trainer.bundle.export
 import trainer.train
 

@@ -7,6 +7,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
 from typer.main import get_command
 
 from data.sources import SOURCES
@@ -75,13 +76,21 @@ def test_git_ignores_what_the_commands_of_the_quickstart_write():
     assert set(found.stdout.split()) == {"demo/queries", "runs/glyphs", *written}
 
 
-def test_the_command_loads_without_torch():
-    """This keeps `kway --help` fast, and lets `kway doctor` run even if torch is broken."""
-    heavy = ("torch", "transformers", "ray", "cv2", "deepspeed", "matplotlib")
-    code = (
-        "import sys, serving.config, launch.main; "
-        f"print([name for name in {heavy} if name in sys.modules])"
-    )
+@pytest.mark.parametrize(
+    ("modules", "heavy"),
+    [
+        # Keeps `kway --help` fast, and lets `kway doctor` run even if torch is broken.
+        (
+            "serving.config, launch.main",
+            ("torch", "transformers", "ray", "cv2", "deepspeed", "matplotlib"),
+        ),
+        # Keeps the start of a rank fast: a run with a backbone of transformers imports it, and
+        # scipy with it, when the backbone is built.
+        ("trainer.train", ("transformers", "scipy", "httpx", "deepspeed")),
+    ],
+)
+def test_a_command_imports_only_what_it_uses(modules, heavy):
+    code = f"import sys, {modules}; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

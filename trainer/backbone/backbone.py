@@ -1,49 +1,21 @@
 """The model below the head: an encoder that computes features from the inputs of a batch."""
 
-import difflib
-import inspect
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import load_model
 from torch import Tensor, nn
-from transformers import (
-    CONFIG_MAPPING,
-    MODEL_MAPPING,
-    AutoConfig,
-    AutoModel,
-    PretrainedConfig,
-    PreTrainedModel,
-)
 
-from data.hub import has_cached_weights, must_use_cache, offline_advice
 from data.images.config import ImageConfig
 from data.messages import one_line
 from trainer.backbone.batch_norm import BATCH_NORMS
-from trainer.backbone.classifiers import (
-    Features,
-    classifier_class,
-    reads_texts,
-    take_last_layer,
-)
+from trainer.backbone.classifiers import Features, reads_texts
 from trainer.backbone.config import BackboneConfig, BackboneOptions, ImportedBackbone
-from trainer.backbone.timm_models import check_timm
 from trainer.bundle.spec import BACKBONE, ENCODER, read_manifest
 from trainer.imports import import_component
-
-# Errors that transformers raises for fields that are invalid for a model or contradict each other.
-CONFIGURATION_ERRORS = (
-    ValueError,
-    TypeError,
-    KeyError,
-    IndexError,
-    AttributeError,
-    AssertionError,
-    StrictDataclassError,
-)
 
 
 class Backbone(nn.Module):
@@ -80,16 +52,13 @@ class Backbone(nn.Module):
         """The object whose attributes are the encoder's settings, such as `vocab_size`: the
         transformers configuration or, for an imported module, the module itself.
         """
-        return self.encoder.config if self._is_transformers else self.encoder
+        return settings_of(self.encoder)
 
     @property
     def architecture(self) -> str:
         """The name of the encoder's architecture, for messages."""
-        return self.settings.model_type if self._is_transformers else type(self.encoder).__name__
-
-    @property
-    def _is_transformers(self) -> bool:
-        return isinstance(self.encoder, PreTrainedModel)
+        is_known = is_transformers(self.encoder)
+        return self.settings.model_type if is_known else type(self.encoder).__name__
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
         if self.precision is None:
@@ -119,7 +88,7 @@ class Backbone(nn.Module):
         normalized = (pixels.to(self.mean.dtype) / 255 - self.mean) / self.std
         if self.channels_last:
             normalized = normalized.contiguous(memory_format=torch.channels_last)
-        if self._is_transformers:
+        if is_transformers(self.encoder):
             return self._pooled(self.encoder(pixel_values=normalized), None)
         return self._pooled(self.encoder(normalized), None)
 
@@ -153,6 +122,18 @@ class Backbone(nn.Module):
         return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1)
 
 
+def is_transformers(encoder: nn.Module) -> bool:
+    """Return whether an encoder is a model of transformers, without importing transformers."""
+    loaded = sys.modules.get("transformers.modeling_utils")
+    return loaded is not None and isinstance(encoder, loaded.PreTrainedModel)
+
+
+def settings_of(encoder: nn.Module) -> Any:
+    """Return the object whose attributes are the settings of an encoder; see
+    `Backbone.settings`."""
+    return encoder.config if is_transformers(encoder) else encoder
+
+
 def build_backbone(config: BackboneOptions, *, image: ImageConfig | None) -> Backbone:
     """Build the backbone that `config` describes.
 
@@ -170,7 +151,16 @@ def build_backbone(config: BackboneOptions, *, image: ImageConfig | None) -> Bac
     assert isinstance(config, BackboneConfig)
     if config.name is None and config.config is None:
         config = _of_bundle(config)
-    return _of_transformers(config, image)
+    # Its import takes seconds, which a run with an imported backbone does not need.
+    from trainer.backbone import transformers_encoder
+
+    settings = transformers_encoder.encoder_settings(config, image)
+    try:
+        return _wrapped(transformers_encoder.build_encoder(config, settings), config, image)
+    except transformers_encoder.CONFIGURATION_ERRORS as error:
+        raise ValueError(
+            f"backbone.config does not define a valid model: {one_line(error)}"
+        ) from error
 
 
 def _of_bundle(config: BackboneConfig) -> BackboneConfig:
@@ -204,14 +194,13 @@ def load_weights(backbone: Backbone, bundle: Path, *, source: str) -> None:
 
 def _wrapped(encoder: nn.Module, config: BackboneOptions, image: ImageConfig | None) -> Backbone:
     if config.pooling == "classifier":
-        if not isinstance(encoder, PreTrainedModel):
+        if not is_transformers(encoder):
             raise ValueError(
                 "backbone.pooling is classifier, which requires a transformers model: use auto"
             )
         is_text = reads_texts(encoder)
     else:
-        settings = encoder.config if isinstance(encoder, PreTrainedModel) else encoder
-        is_text = hasattr(settings, "vocab_size")
+        is_text = hasattr(settings_of(encoder), "vocab_size")
     return Backbone(encoder, pooling=config.pooling, image=None if is_text else image)
 
 
@@ -222,8 +211,8 @@ def _num_features(encoder: nn.Module) -> int:
     for part in encoder.modules():
         if isinstance(part, Features):
             return part.dim
-    if isinstance(encoder, PreTrainedModel):
-        config = encoder.config
+    if is_transformers(encoder):
+        config = settings_of(encoder)
         dim = config.hidden_sizes[-1] if hasattr(config, "hidden_sizes") else config.hidden_size
     else:
         dim = getattr(encoder, "dim", getattr(encoder, "num_features", None))
@@ -233,112 +222,3 @@ def _num_features(encoder: nn.Module) -> int:
             "self.dim to an integer"
         )
     return dim
-
-
-def _of_transformers(config: BackboneConfig, image: ImageConfig | None) -> Backbone:
-    """Return a transformers encoder without its pooler or, if `pooling` is classifier, a classifier
-    without its last layer. Weights are loaded from a local folder or the hub, only as safetensors.
-    Code from the hub is never executed."""
-    settings = _settings(config)
-    check_timm(settings)
-    if settings.is_encoder_decoder:
-        raise ValueError(
-            f"backbone.config.model_type is {settings.model_type}, which is an encoder-decoder: "
-            "choose an encoder-only model"
-        )
-    is_text = hasattr(settings, "vocab_size")
-    _check_channels(settings, image, is_text=is_text)
-    try:
-        if config.pooling == "classifier":
-            encoder = _model(classifier_class(settings), config, settings)
-            take_last_layer(encoder)
-        else:
-            encoder = _encoder(config, settings)
-        return _wrapped(encoder, config, image)
-    except CONFIGURATION_ERRORS as error:
-        raise ValueError(
-            f"backbone.config does not define a valid model: {one_line(error)}"
-        ) from error
-
-
-def _encoder(config: BackboneConfig, settings: PretrainedConfig) -> PreTrainedModel:
-    # The pooler's output is not used, so its weights would never get a gradient, but DDP would
-    # wait for one.
-    model: Any = MODEL_MAPPING[type(settings)]
-    parameters = inspect.signature(model).parameters
-    options = {"add_pooling_layer": False} if "add_pooling_layer" in parameters else {}
-    return _model(AutoModel, config, settings, **options)
-
-
-def _model(
-    auto: Any, config: BackboneConfig, settings: PretrainedConfig, **options: Any
-) -> PreTrainedModel:
-    if config.weights != "pretrained":
-        return auto.from_config(settings, trust_remote_code=False, **options)
-    return auto.from_pretrained(
-        str(config.name),
-        trust_remote_code=False,
-        use_safetensors=True,
-        local_files_only=must_use_cache(str(config.name)),
-        **options,
-    )
-
-
-def _settings(config: BackboneConfig) -> PretrainedConfig:
-    if config.name is not None:
-        return _named(config.name, has_weights=config.weights == "pretrained")
-    fields = dict(config.config or {})
-    model_type = fields.pop("model_type")
-    if model_type not in CONFIG_MAPPING:
-        near = difflib.get_close_matches(str(model_type), CONFIG_MAPPING.keys(), n=1)
-        hint = f"did you mean {near[0]}?" if near else "examples are resnet and bert"
-        raise ValueError(
-            f"backbone.config.model_type is {model_type}, which transformers does not support: "
-            f"{hint}"
-        )
-    try:
-        default = AutoConfig.for_model(model_type)
-        known = {*default.to_dict(), *default.attribute_map}
-        for name in fields.keys() - known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"see the fields of {model_type}"
-            raise ValueError(f"{name} is not a known key: {hint}")
-        return AutoConfig.for_model(model_type, **fields)
-    except CONFIGURATION_ERRORS as error:
-        raise ValueError(f"backbone.config: {one_line(error)}") from error
-
-
-def _named(name: str, *, has_weights: bool) -> PretrainedConfig:
-    is_offline = must_use_cache(name)
-    offline = (
-        f"backbone.name is {name}: there is no such folder, and "
-        f"{offline_advice(name, 'backbone.name=')}"
-    )
-    try:
-        settings = AutoConfig.from_pretrained(
-            name, trust_remote_code=False, local_files_only=is_offline
-        )
-    except (OSError, ValueError) as error:
-        if is_offline:
-            raise ValueError(offline) from error
-        where = (
-            "the folder does not contain a transformers model"
-            if Path(name).is_dir()
-            else "there is no such folder, and the model was not found on the hub"
-        )
-        raise ValueError(f"backbone.name is {name}: {where}: {one_line(error)}") from error
-    # transformers would request missing weights from the hub in spite of `local_files_only`.
-    if is_offline and has_weights and not has_cached_weights(name):
-        raise ValueError(offline)
-    return settings
-
-
-def _check_channels(
-    settings: PretrainedConfig, image: ImageConfig | None, *, is_text: bool
-) -> None:
-    channels = getattr(settings, "num_channels", None)
-    if not is_text and image is not None and channels not in (None, image.channels):
-        raise ValueError(
-            f"backbone.config.num_channels is {channels}, but data.image.channels is "
-            f"{image.channels}: set them to the same number"
-        )

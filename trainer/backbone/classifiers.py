@@ -6,22 +6,12 @@ returns the input of that layer, the features, and the rows and biases of the la
 weights. Everything before the layer, such as a pooler or a dense layer, stays in the backbone.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from transformers import (
-    MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
-    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
-    AutoModelForImageClassification,
-    AutoModelForSequenceClassification,
-    PretrainedConfig,
-    PreTrainedModel,
-)
 
-_KINDS: tuple[tuple[Any, Any], ...] = (
-    (MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoModelForImageClassification),
-    (MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelForSequenceClassification),
-)
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
 
 
 class Features(nn.Identity):
@@ -32,12 +22,23 @@ class Features(nn.Identity):
         self.dim = dim
 
 
-def classifier_class(config: PretrainedConfig) -> Any:
+def classifier_class(config: "PretrainedConfig") -> Any:
     """Return the class of transformers that loads the classifiers with this configuration.
 
     Raises ValueError if `config` does not describe a classifier of images or texts.
     """
-    for mapping, auto in _KINDS:
+    from transformers import (
+        MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
+        MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+        AutoModelForImageClassification,
+        AutoModelForSequenceClassification,
+    )
+
+    kinds: tuple[tuple[Any, Any], ...] = (
+        (MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoModelForImageClassification),
+        (MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelForSequenceClassification),
+    )
+    for mapping, auto in kinds:
         models = mapping.get(type(config), ())
         names = {model.__name__ for model in (models if isinstance(models, tuple) else (models,))}
         if names and (not config.architectures or names & set(config.architectures)):
@@ -49,12 +50,12 @@ def classifier_class(config: PretrainedConfig) -> Any:
     )
 
 
-def reads_texts(model: PreTrainedModel) -> bool:
+def reads_texts(model: "PreTrainedModel") -> bool:
     """Return whether a classifier reads token IDs instead of pixels."""
     return bool(model.main_input_name == "input_ids")
 
 
-def take_last_layer(model: PreTrainedModel) -> nn.Linear:
+def take_last_layer(model: "PreTrainedModel") -> nn.Linear:
     """Replace the last linear layer of a classifier with `Features` and return it.
 
     Raises ValueError if the model does not end with a linear layer that computes one logit per

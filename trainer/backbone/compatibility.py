@@ -7,12 +7,11 @@ from itertools import cycle, islice
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from data.messages import one_line
 from data.shards.manifest import Manifest
 from data.text.tokenizer import Tokenizer, open_tokenizer
-from trainer.backbone.backbone import Backbone
+from trainer.backbone.backbone import Backbone, settings_of
 from trainer.checkpoints import Checkpoint
 from trainer.config import Recipe
 
@@ -68,8 +67,7 @@ def _positions(encoder: nn.Module) -> tuple[int | None, int | None]:
         row = getattr(part, "padding_idx", None)
         if name.rpartition(".")[2] == "position_embeddings" and row is not None:
             return row, len(part.weight) - row - 1
-    settings = encoder.config if isinstance(encoder, PreTrainedModel) else encoder
-    num_positions = getattr(settings, "max_position_embeddings", None)
+    num_positions = getattr(settings_of(encoder), "max_position_embeddings", None)
     # XLNet uses -1 for unlimited.
     return None, num_positions if num_positions is not None and num_positions > 0 else None
 

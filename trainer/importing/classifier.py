@@ -21,10 +21,11 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from data.classes.class_list import ClassInfo
 from data.messages import one_line
 from heads.losses import BinaryCrossEntropy, CrossEntropy, Loss
-from trainer.backbone.backbone import CONFIGURATION_ERRORS, Backbone
+from trainer.backbone.backbone import Backbone
 from trainer.backbone.classifiers import classifier_class, reads_texts, take_last_layer
 from trainer.backbone.onnx_backbone import write_onnx
 from trainer.backbone.timm_models import check_timm, is_timm, without_head_arguments
+from trainer.backbone.transformers_encoder import CONFIGURATION_ERRORS
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.model_card import NO_THRESHOLDS, model_card
 from trainer.bundle.spec import BundleSpec, LossSpec
