@@ -198,7 +198,7 @@ def _wrapped(encoder: nn.Module, config: BackboneOptions, image: ImageConfig | N
             raise ValueError(
                 "backbone.pooling is classifier, which requires a transformers model: use auto"
             )
-        is_text = reads_texts(encoder)
+        is_text = reads_texts(encoder)  # type: ignore[arg-type]  # a transformers model
     else:
         is_text = hasattr(settings_of(encoder), "vocab_size")
     return Backbone(encoder, pooling=config.pooling, image=None if is_text else image)
