@@ -6,8 +6,6 @@ contains the files.
 
 from pathlib import Path
 
-import httpx
-
 _TIMEOUT_SECONDS = 10
 
 
@@ -15,6 +13,7 @@ def must_use_cache(name: str) -> bool:
     """Return whether `name` is a model of the hub, not a path, and the hub cannot be reached. Pass
     the result to `from_pretrained` as `local_files_only`.
     """
+    import httpx
     from huggingface_hub import HfApi, is_offline_mode
     from huggingface_hub.utils import HFValidationError, validate_repo_id
 
