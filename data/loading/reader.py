@@ -197,7 +197,7 @@ class TrainingReader(Reader):
         own, other = (np.searchsorted(wanted, position) for position in (positions, positions ^ 1))
         draws = [mix.draw(side, pair_rng(self._seed, at)) for at in positions.tolist()]
         pairs = zip(own.tolist(), other.tolist(), draws, strict=True)
-        mixed = (draw(images[a], images[b]) for a, b, draw in pairs)
+        mixed: Iterator[Any] = (draw(images[a], images[b]) for a, b, draw in pairs)
         weights = torch.tensor([draw.weight for draw in draws], dtype=torch.float32)
         return Batch(
             self.inputs.collate(mixed, len(positions), side=side),

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -184,14 +185,16 @@ class StackedMlp:
             found = layer.evaluate(found)
         return found @ self.head.weight.mT + self.head.bias[:, None]
 
-    def state(self) -> list[dict[str, Tensor]]:
-        """Return all tensors; loading copies into them."""
-        return [vars(layer) for layer in (*self.hidden, self.head)]
+    def state(self) -> dict[str, Tensor]:
+        """Return all tensors, by the number of the layer and the name."""
+        layers = enumerate((*self.hidden, self.head))
+        return {
+            f"{at}.{name}": tensor for at, layer in layers for name, tensor in vars(layer).items()
+        }
 
-    def load(self, state: Sequence[Mapping[str, Tensor]]) -> None:
-        for mine, stored in zip(self.state(), state, strict=True):
-            for name, tensor in stored.items():
-                mine[name].copy_(tensor)
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        for name, tensor in self.state().items():
+            tensor.copy_(state[name])
 
 
 def gradient_of_logits(loss: Loss, logits: Tensor, labels: Tensor) -> Tensor:
@@ -244,10 +247,12 @@ def train(settings: Mapping[str, Any], folders: Folders) -> Measures:
     rate_of = torch.tensor(rates).repeat_interleave(len(seeds))
     # A run with more steps continues this one, so `steps` is not part of the name.
     identity = Job("stacked_mlp:train", {**settings, "steps": 0}).key
-    checkpoint, first = folders.shards.parent / "networks" / f"{identity}.pt", 0
-    if checkpoint.is_file() and (stored := torch.load(checkpoint))["step"] <= settings["steps"]:
-        networks.load(stored["state"])
-        first = stored["step"]
+    checkpoint, first = folders.shards.parent / "networks" / f"{identity}.safetensors", 0
+    if checkpoint.is_file():
+        stored = load_file(checkpoint)
+        if int(stored["step"]) <= settings["steps"]:
+            networks.load(stored)
+            first = int(stored["step"])
     written = time.monotonic()
     batches = _batches(len(labels), seeds, first)
     for step in range(first + 1, settings["steps"] + 1):
@@ -258,7 +263,7 @@ def train(settings: Mapping[str, Any], folders: Folders) -> Measures:
             written = time.monotonic()
             checkpoint.parent.mkdir(parents=True, exist_ok=True)
             with temporary_path(checkpoint) as path:
-                torch.save({"step": step, "state": networks.state()}, path)
+                save_file({"step": torch.tensor(step), **networks.state()}, path)
                 path.rename(checkpoint)
     found = _evaluated(networks, *splits[settings["split"]])
     num = len(seeds)

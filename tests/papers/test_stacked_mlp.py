@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from experiments.networks import MlpConfig, MlpModel
 from experiments.papers import stacked_mlp
@@ -81,7 +82,7 @@ def test_an_interrupted_training_resumes_with_the_same_result(
         with pytest.raises(KeyboardInterrupt):
             stacked_mlp.train(job.settings, folders)
     (checkpoint,) = (folders.shards.parent / "networks").iterdir()
-    assert torch.load(checkpoint)["step"] == 3
+    assert load_file(checkpoint)["step"] == 3
     assert stacked_mlp.train(job.settings, folders) == uninterrupted
 
 
