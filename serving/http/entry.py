@@ -103,9 +103,8 @@ async def _version(request: Request) -> Version:
     return found
 
 
-async def _service(request: Request) -> Service:
-    found: Version = request.state.version
-    return found.service
+async def _service(version: Annotated[Version, Depends(_version)]) -> Service:
+    return version.service
 
 
 VersionDep = Annotated[Version, Depends(_version)]
