@@ -37,12 +37,12 @@ def test_escape_sequences_in_a_folder_name_are_not_printed(
     folder = tmp_path / "red\x1b[31m\nname"
     for i, name in enumerate(("one", "two")):
         write_image(folder / name / "0.png", i)
-    write_image(folder / "loose.png", 2)
+    write_image(folder / "loose\x1b[31m.png", 2)
     out = tmp_path / "out\x1b[31m"
     arguments = ("imagefolder", folder, "-o", out, "--test-fraction", 0, "--workers", 0)
     done = CliRunner().invoke(app, [*map(str, arguments)])
     assert done.exit_code == 0, done.output
-    assert "redU+001B[31mU+000Aname: skipped 'loose.png'" in done.stderr
+    assert r"skipped 'loose\x1b[31m.png'" in done.stderr
     assert "outU+001B[31m: 2 train samples" in done.stdout
     assert "\x1b" not in done.output
 
