@@ -203,6 +203,8 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path, help="folder; its shards are used again")
     parser.add_argument("--part", choices=("shard", "lookups", "share"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.share is not None and (options.share < 1 or options.share % _RANKS_PER_NODE):
+        parser.error(f"--share {options.share}: pass a multiple of {_RANKS_PER_NODE}")
     if options.part == "shard":
         write_shards(ManyClasses(options.classes), options.out / "shards", workers=0)
     elif options.part == "lookups":

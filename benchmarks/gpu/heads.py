@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 import torch
@@ -92,16 +93,10 @@ def contenders(problem: Problem) -> Iterator[tuple[str, Callable[[], Step]]]:
         name = "torch linear_cross_entropy"
         yield name, step_of(lambda x, w: F.linear_cross_entropy(x, w.bfloat16(), labels))
     if is_cuda and find_spec("liger_kernel") is not None:
-        from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
-
-        liger = LigerFusedLinearCrossEntropyLoss()
-        yield "Liger", step_of(lambda x, w: liger(w.bfloat16(), x, labels))
+        yield "Liger", partial(_liger, problem)
     if is_cuda and find_spec("cut_cross_entropy") is not None:
-        from cut_cross_entropy import linear_cross_entropy
-
-        for name, options in (("CCE, filter_eps=None", {"filter_eps": None}), ("CCE", {})):
-            cce = partial(linear_cross_entropy, targets=labels, **options)
-            yield name, step_of(lambda x, w, cce=cce: cce(x, w.bfloat16()))
+        yield "CCE, filter_eps=None", partial(_cce, problem, filter_eps=None)
+        yield "CCE", partial(_cce, problem)
 
 
 def fused(cases: Sequence[RowsSize], device: torch.device, seconds: float) -> Iterator[Row]:
@@ -185,6 +180,21 @@ def _step_of(problem: Problem, loss_of: Callable[[Tensor, Tensor], Tensor]) -> S
         loss.backward()
 
     return step
+
+
+def _liger(problem: Problem) -> Step:
+    from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+
+    loss = LigerFusedLinearCrossEntropyLoss()
+    return _step_of(problem, lambda x, w: loss(w.bfloat16(), x, problem.labels))
+
+
+def _cce(problem: Problem, **options: Any) -> Step:
+    from cut_cross_entropy import linear_cross_entropy
+
+    return _step_of(
+        problem, lambda x, w: linear_cross_entropy(x, w.bfloat16(), problem.labels, **options)
+    )
 
 
 def _products(problem: Problem) -> Callable[[], None]:

@@ -50,6 +50,8 @@ def united_manifest(data: DataConfig, manifest: Manifest, others: Sequence[Manif
                 f"data.mixture: {one.shards} contains {other.modality}s, but {data.shards} "
                 f"contains {manifest.modality}s: mix sets of the same modality"
             )
+    if not others:
+        return manifest
     classes = _united_classes([manifest, *others], data.cache)
     if len(classes) == len(manifest.classes):
         return manifest

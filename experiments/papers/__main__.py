@@ -85,6 +85,8 @@ def papers(
     chosen = _chosen(EXPERIMENTS, names or [], gpu=gpu)
     if not 0 < minutes < float("inf"):
         raise ValueError(f"--minutes is {minutes:g}: pass a number above 0")
+    if gpu and chosen and not visible_gpus():
+        raise ValueError("--gpu: torch cannot find a GPU: run the command on a machine with one")
     _check_data(chosen, data)
     written = page or out / "papers.md"
     if out.is_file():
@@ -114,18 +116,19 @@ def papers(
         opened = JobRunner(data.resolve(), out.resolve(), workers=workers or _default_workers())
         signal.signal(signal.SIGTERM, _terminate)
         deadline = None if gpu else time.monotonic() + 60 * (minutes + _MINUTES_OVER)
-        with opened as runner:
-            try:
-                run_experiments(
-                    *(chosen, runner, minutes, _report(deadline)),
-                    kept=sections,
-                    first_seed=first_seed,
-                )
-            except TimeoutError as error:
-                print(f"{error}: run the same command again to resume", file=sys.stderr)
-            finally:
-                # After an error, the page contains the experiments that finished before it.
-                number = write()
+        try:
+            with opened as runner:  # terminates running jobs after an error, also if time is up
+                try:
+                    run_experiments(
+                        *(chosen, runner, minutes, _report(deadline)),
+                        kept=sections,
+                        first_seed=first_seed,
+                    )
+                finally:
+                    # After an error, the page contains the experiments that finished before it.
+                    number = write()
+        except TimeoutError as error:
+            print(f"{error}: run the same command again to resume", file=sys.stderr)
     print(printable(f"{written}: {pluralize(number, 'experiment')}"))
 
 
@@ -157,7 +160,8 @@ def _chosen(catalog: tuple[Experiment, ...], names: list[str], *, gpu: bool) -> 
     for one in catalog:
         if one.name in names and one.gpu != gpu:
             fix = "remove" if gpu else "add"
-            raise ValueError(f"{one.name} does {'not need' if gpu else 'need'} a GPU: {fix} --gpu")
+            needs = "does not need" if gpu else "needs"
+            raise ValueError(f"{one.name} {needs} a GPU: {fix} --gpu")
     return [one for one in catalog if one.gpu == gpu and {"all", one.paper, one.name} & set(names)]
 
 

@@ -73,8 +73,7 @@ def row(definition: Mapping[str, Any], sections: Mapping[str, Section]) -> Row:
     Raises KeyError if the section of its experiment does not contain one of its claims.
     """
     name = definition.get("experiment", "")
-    gpu = " --gpu" if name and "not_run" in definition else ""
-    command = definition.get("command", f"python -m experiments.papers {name}{gpu} --data DATA")
+    command = definition.get("command", _command(name))
     shown = definition["item"], definition["claim"], definition["published"]
     if name not in sections:
         reason = definition.get("not_run", "not stored")
@@ -86,6 +85,13 @@ def row(definition: Mapping[str, Any], sections: Mapping[str, Section]) -> Row:
     decisive = [claims[statement] for statement in definition["claims"]]
     scale = sections[name].scale
     return Row(*shown, decisive[0].evidence, scale, status(decisive, scale), command)
+
+
+def _command(name: str) -> str:
+    """Return the command that runs an experiment. Those with `not_run` need a GPU."""
+    rows = [row for definition in summary().values() for row in definition["rows"]]
+    gpu = any(row.get("experiment") == name and "not_run" in row for row in rows)
+    return f"python -m experiments.papers {name}{' --gpu' if gpu else ''} --data DATA"
 
 
 def status(claims: Sequence[Claim], scale: str) -> Status:
@@ -196,10 +202,10 @@ def details_text(paper: str, sections: Sequence[Section]) -> str:
 
 
 def _section(section: Section) -> str:
+    spent = f", {section.minutes:.1f} minutes" if section.minutes else ""
     parts = [
         f"## {section.title}",
-        f"`python -m experiments.papers {section.name} --data DATA`, {section.minutes:.1f} "
-        f"minutes. {section.setup}",
+        f"`{_command(section.name)}`{spent}. {section.setup}",
         *(f"![{plot.alt_text}]({plot.file})\n\n*{_cell(plot.title)}*" for plot in section.plots),
         _grid(
             ("claim", "verdict", "evidence"),

@@ -248,9 +248,11 @@ def train(settings: Mapping[str, Any], folders: Folders) -> Measures:
     # A run with more steps continues this one, so `steps` is not part of the name.
     identity = Job("stacked_mlp:train", {**settings, "steps": 0}).key
     checkpoint, first = folders.shards.parent / "networks" / f"{identity}.safetensors", 0
+    is_longest = True  # a shorter run does not replace the checkpoint of a longer one
     if checkpoint.is_file():
         stored = load_file(checkpoint)
-        if int(stored["step"]) <= settings["steps"]:
+        is_longest = int(stored["step"]) <= settings["steps"]
+        if is_longest:
             networks.load(stored)
             first = int(stored["step"])
     written = time.monotonic()
@@ -259,7 +261,8 @@ def train(settings: Mapping[str, Any], folders: Folders) -> Measures:
         rows = next(batches).repeat(len(rates), 1)
         networks.step(images[rows], labels[rows], rate_of)
         is_last = step == settings["steps"]
-        if is_last or time.monotonic() - written > _SECONDS_BETWEEN_CHECKPOINTS:
+        is_due = is_last or time.monotonic() - written > _SECONDS_BETWEEN_CHECKPOINTS
+        if is_longest and is_due:
             written = time.monotonic()
             checkpoint.parent.mkdir(parents=True, exist_ok=True)
             with temporary_path(checkpoint) as path:

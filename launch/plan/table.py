@@ -72,7 +72,8 @@ def _verdict(plan: Plan, changes: Sequence[tuple[str, Plan]]) -> Iterator[str]:
         yield f"warning: {machine.name} does not support {train.precision}: use fp16 or fp32"
     rate = train.global_batch / plan.seconds
     shown = f"{rate:,.{0 if rate >= 10 else 2}f} samples/s"
-    yield f"{_RATES[machine.kind]}: {shown}; a rank sends {size(plan.sent)} in a step"
+    sent = f"; a rank sends {size(plan.sent)} in a step" if plan.sent else ""
+    yield f"{_RATES[machine.kind]}: {shown}{sent}"
     cost, interval = plan.checkpoint, plan.interval
     line = f"checkpoint: {size(cost.size)}, saved in {duration(cost.save)}, resumed in "
     line += f"{duration(cost.resume)}; for the best interval, pass --mtbf"

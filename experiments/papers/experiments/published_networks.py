@@ -1,4 +1,4 @@
-"""The papers' tables on CIFAR-100, with the published networks on all images (`--gpu`).
+"""The papers' tables on CIFAR-100, with the published networks on 45,000 images (`--gpu`).
 
 One table compares several arms, which differ in the head or the labels. The rate of each arm is
 searched on held-out training images, and all arms run with the same seeds.
@@ -160,9 +160,7 @@ class CifarTable:
             title=self.title,
             setup=f"The published network ({self.network}) is trained on {_IMAGES:,} images of "
             f"CIFAR-100 with random shifts and flips, for {steps:,} steps of {self.batch} images, "
-            f"with {_SEEDS} seeds. The rate of each arm is the one with the highest "
-            f"{self.search_by} on {_VALIDATION:,} other images after {max(1, steps // 20):,} "
-            "steps; rates are tried with factors of 3.2 until a lower and a higher one are worse.",
+            f"with {_SEEDS} seeds. {self._rates(steps)}",
             claims=[
                 *(
                     compared.claim(
@@ -178,6 +176,15 @@ class CifarTable:
             tables=[
                 Table("Measures in %, best rate of each arm", ["arm", *self.measures, "rate"], rows)
             ],
+        )
+
+    def _rates(self, steps: int) -> str:
+        if len(self.rates) == 1:
+            return f"All arms have the rate {self.rates[0]:g}."
+        return (
+            f"The rate of each arm is the one with the highest {self.search_by} on "
+            f"{_VALIDATION:,} other images after {max(1, steps // 20):,} steps; rates are tried "
+            "with factors of 3.2 until a lower and a higher one are worse."
         )
 
     def experiment(self) -> Experiment:
