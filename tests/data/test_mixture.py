@@ -68,16 +68,19 @@ def test_a_long_united_class_list_is_mapped_from_the_cache(
     sets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = load_manifest(config(sets)).classes
-    monkeypatch.setattr(mixtures, "MAX_INLINE_CLASSES", 7)
+    monkeypatch.setattr(mixtures, "MAX_INLINE_CLASSES", 2)
     for _ in range(2):
         found = load_manifest(config(sets, cache=CacheConfig(folder=tmp_path))).classes
         assert found == expected
         (path,) = tmp_path.glob("*.classes")
         assert path.name.encode() in pickle.dumps(found)
         path.write_bytes(path.read_bytes()[:20])  # a damaged file is written again
+    unused = CacheConfig(folder=tmp_path / "unused")
+    alone = config(sets, cache=unused).model_copy(update={"mixture": []})
+    assert len(load_manifest(alone).classes) == 3
     monkeypatch.setattr(mixtures, "MAX_INLINE_CLASSES", 8)
-    assert load_manifest(config(sets, cache=CacheConfig(folder=tmp_path / "unused"))) is not None
-    assert not (tmp_path / "unused").exists()
+    assert load_manifest(config(sets, cache=unused)) is not None
+    assert not unused.folder.exists()
 
 
 def test_samples_have_the_labels_of_the_united_class_list(sets: dict[str, Path]) -> None:
