@@ -163,7 +163,12 @@ class ClassHead(nn.Module):
 
     @property
     def num_classes(self) -> int:
-        return self.tree.num_classes
+        return self.class_tree.num_classes
+
+    @property
+    def class_tree(self) -> LabelTree:
+        """The tree with the classes of the labels. Its nodes are sharded like those of `tree`."""
+        return self.tree
 
     @property
     def loss(self) -> Loss:

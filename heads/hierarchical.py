@@ -65,8 +65,8 @@ class HierarchicalSoftmaxHead(ClassHead):
     leaf_of_class: Tensor
 
     @property
-    def num_classes(self) -> int:
-        return self.label_tree.num_classes
+    def class_tree(self) -> LabelTree:
+        return self.label_tree
 
     def _prepared(self, loss: Loss, facts: ClassFacts) -> Loss:
         return loss.prepare(replace(facts, tree=self.label_tree))

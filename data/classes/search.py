@@ -41,7 +41,8 @@ class SearchableClassList(ClassList):
         """Copy classes to new columns, unless they are in columns already. Raises ValueError if two
         classes have the same name.
         """
-        return cls((infos if isinstance(infos, ClassList) else ClassList.of(infos)).columns)
+        listed = infos if isinstance(infos, ClassList) else ClassList.of(infos)
+        return cls(listed.columns, listed.names.path)
 
     @classmethod
     def open(cls, path: Path, num_classes: int | None = None) -> "SearchableClassList":

@@ -123,12 +123,13 @@ class Strings(Sequence[str]):
 
     @classmethod
     def joined(cls, parts: Sequence["Strings"]) -> "Strings":
-        """Return the strings of all parts."""
+        """Return the strings of all parts. Errors name the file of the first part."""
         starts = np.cumsum([0, *(len(part.text) for part in parts)], dtype=np.int64)
         ends = (part.ends + start for part, start in zip(parts, starts[:-1], strict=True))
         return cls(
             np.concatenate([np.zeros(0, np.uint8), *(part.text for part in parts)]),
             np.concatenate([np.zeros(0, np.int64), *ends]),
+            parts[0].path if parts else None,
         )
 
     def hashes(self) -> NDArray[np.uint64]:

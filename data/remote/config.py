@@ -51,7 +51,7 @@ def file_url(folder: str, file: str) -> str:
 class CacheConfig(FrozenConfig):
     """The cache for shards at a URL, shared by all processes on a machine.
 
-    It is not used for local folders.
+    For local folders, it contains only the indices of splits and united class lists.
     """
 
     folder: Path = Field(Path("~/.cache/kway/shards"), description="cache folder on a local disk")

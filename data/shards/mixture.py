@@ -7,6 +7,7 @@ not change. `data/loading/sampling.py` defines how often each set is sampled.
 """
 
 import hashlib
+import logging
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,6 +19,8 @@ from data.remote.cache import Cache
 from data.remote.config import CacheConfig
 from data.shards.manifest import MAX_INLINE_CLASSES, Manifest
 from data.shards.split import Part, Split, open_parts
+
+_log = logging.getLogger("kway.data")
 
 
 def load_manifest(data: DataConfig) -> Manifest:
@@ -60,8 +63,9 @@ def united_manifest(data: DataConfig, manifest: Manifest, others: Sequence[Manif
 
 
 def _united_classes(manifests: Sequence[Manifest], config: CacheConfig) -> ClassList:
-    """Return the classes of all sets. The first process of a machine that needs a long list writes
-    it to the cache, and all processes map the file.
+    """Return the classes of all sets. The first process of a machine that needs a long united list
+    writes it to the cache, and all processes map the file. Without a writable cache folder of
+    sufficient size, the list is kept in the memory of this process.
     """
 
     def united() -> ClassList:
@@ -70,17 +74,24 @@ def _united_classes(manifests: Sequence[Manifest], config: CacheConfig) -> Class
             classes, _ = classes.united(other.classes)
         return classes
 
-    if sum(len(one.classes) for one in manifests) <= MAX_INLINE_CLASSES:
+    if len(manifests) == 1 or sum(len(one.classes) for one in manifests) <= MAX_INLINE_CLASSES:
         return united()
-    cache = Cache(config.folder, config.max_bytes)
     of_sets = " ".join(one.fingerprint() for one in manifests)
     name = f"{hashlib.sha256(of_sets.encode()).hexdigest()}.classes"
-    for _ in range(2):
-        os.close(cache.open(name, lambda file: write_columns(file, united().columns), size=None))
-        with suppress(ValueError, FileNotFoundError):  # damaged, or evicted meanwhile
-            return ClassList.open(cache.path(name))
-        cache.remove(name)
-    raise OSError(f"{cache.path(name)} is damaged although it was just written: check the disk")
+    try:
+        cache = Cache(config.folder, config.max_bytes)
+        for _ in range(2):
+            os.close(
+                cache.open(name, lambda file: write_columns(file, united().columns), size=None)
+            )
+            with suppress(ValueError, FileNotFoundError):  # damaged, or evicted meanwhile
+                return ClassList.open(cache.path(name))
+            cache.remove(name)
+        reason = "the cache is too small: raise data.cache.gigabytes"
+    except OSError as error:
+        reason = str(error)
+    _log.warning("%s; keeping the class list of the mixture in memory", reason)
+    return united()
 
 
 def open_mixture(data: DataConfig, manifest: Manifest) -> Split:

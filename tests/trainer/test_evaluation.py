@@ -22,11 +22,12 @@ from trainer.evaluation import (
 from trainer.task import Task, build_task
 
 
-def task_and_recipe(shards: Path, weights: str) -> tuple[Task, object]:
+def task_and_recipe(shards: Path, weights: str, loss: str = "ce") -> tuple[Task, object]:
     recipe = glyph_recipe(
         shards,
         Path("unused"),
         head__weights__kind=weights,
+        head__loss__kind=loss,
         head__init_std=0.5,
         evaluation={"batch": 4, "topk": [1, 3]},
     )
@@ -85,6 +86,22 @@ def test_evaluation_equals_the_naive_computation(world_size, weights, glyphs):
             own = logits[labels == j, j]
             assert (own >= threshold[j][1] - 1e-5).mean() >= 0.99
     assert 0 < expected["top1"] < 1
+
+
+def evaluated_over_nodes(shards: Path):
+    task, recipe = task_and_recipe(shards, "vtree", "hierarchical_softmax")
+    vectors = load_label_vectors(shards, Manifest.load(shards))
+    result = evaluate_split(task, recipe, task.world, label_vectors=vectors)
+    return result.metrics, result.reached.numpy()
+
+
+def test_classes_of_a_head_over_nodes_are_those_of_the_labels(glyphs: Path) -> None:
+    ((metrics, reached),) = run_on_ranks(1, evaluated_over_nodes, glyphs)
+    assert reached.shape[0] == len(Manifest.load(glyphs).classes)
+    for rank, (of_rank, counts) in enumerate(run_on_ranks(2, evaluated_over_nodes, glyphs)):
+        assert of_rank == pytest.approx(metrics, abs=1e-9)
+        if rank == 0:
+            np.testing.assert_array_equal(counts, reached)
 
 
 def passes_of_two_evaluations(shards: Path):

@@ -174,8 +174,8 @@ def _class_ids(bundle: Bundle, manifest: Manifest, split: Split) -> NDArray[np.i
     the bundle does not have.
     """
     names = manifest.class_names
-    found = [bundle.classes.find(name) for name in names]
-    unknown = [names[number] for number in np.unique(split.labels) if found[number] is None]
+    found = bundle.classes.find_all(names)
+    unknown = [names[number] for number in np.unique(split.labels) if found[number] < 0]
     if unknown:
         shown = ", ".join(repr(name) for name in unknown[:_NAMES_SHOWN])
         near = bundle.classes.nearest(unknown[0], 1)
@@ -185,7 +185,7 @@ def _class_ids(bundle: Bundle, manifest: Manifest, split: Split) -> NDArray[np.i
             f"{hint}: rename them in the shards, or, for an imported model, in the bundle with "
             "`kway import --class-names`"
         )
-    return np.array([-1 if class_id is None else class_id for class_id in found])
+    return found.astype(np.int64)
 
 
 def calibration_of(

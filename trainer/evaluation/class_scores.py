@@ -186,9 +186,12 @@ def count_samples_above(
     [0, R, 2]. All classes are scored again, because the thresholds are known only after the first
     pass.
     """
-    labels, held, order = rows.labels, head.engine.weights.held, head.tree.class_order
+    labels, tree, weights = rows.labels, head.class_tree, head.engine.weights
+    order, is_class = tree.class_order, tree.class_of_node >= 0
+    before = int(np.count_nonzero(is_class[: weights.start]))  # classes of the preceding ranks
+    num_mine = int(np.count_nonzero(is_class[weights.start : weights.stop]))
     thresholds = torch.from_numpy(promises.thresholds)
-    shape = (len(held.class_ids), thresholds.shape[1], 2)
+    shape = (num_mine, thresholds.shape[1], 2)
     mine, done = torch.zeros(shape, dtype=torch.int32, device=labels.device), 0
     for block in _scored_blocks(head, rows, world, should_stop):
         ids = block.class_ids
@@ -202,8 +205,8 @@ def count_samples_above(
         # 0 on all others.
         stop = min(start + _CLASSES_AT_ONCE, len(order))
         part = mine.new_zeros((stop - start, *shape[1:]))
-        first, last = np.clip([start, stop], held.first, held.first + len(mine)).tolist()
-        part[first - start : last - start] = mine[first - held.first : last - held.first]
+        first, last = np.clip([start, stop], before, before + num_mine).tolist()
+        part[first - start : last - start] = mine[first - before : last - before]
         all_reduce_sum(part, head.engine.class_group)
         if world.is_main:
             counts[torch.from_numpy(order[start:stop].astype(np.int64))] = part.cpu()

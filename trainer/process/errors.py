@@ -20,7 +20,8 @@ EXPLAINED = (
     MemoryError,
     ModuleNotFoundError,
 )
-_RANK_0_HEAD_START_SECONDS = 2
+# Bad input is found at the start of a run, when a busy launcher takes seconds to stop a rank.
+_RANK_0_HEAD_START_SECONDS = {BAD_INPUT: 10, FAILED: 2}
 
 
 def report_error(
@@ -57,6 +58,6 @@ def print_error(line: str, code: int) -> int:
     if rank != "0":
         # If rank 0 has the same error, only rank 0 should print it: when rank 0 exits, the launcher
         # stops this rank during the sleep.
-        time.sleep(_RANK_0_HEAD_START_SECONDS)
+        time.sleep(_RANK_0_HEAD_START_SECONDS[code])
     print(f"error: {prefix}{line}", file=sys.stderr, flush=True)
     return code

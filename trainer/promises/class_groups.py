@@ -28,8 +28,8 @@ _CLASSES_AT_ONCE = 1 << 20
 
 def groups_of_head(head: ClassHead) -> Groups:
     """Return the group of each class [K] of a head, numbered from 0 (collective)."""
-    if head.tree.has_children.any():
-        return groups_of_tree(head.tree)
+    if head.class_tree.has_children.any():
+        return groups_of_tree(head.class_tree)
     return groups_of_rows(
         lambda: head.class_rows(_ROWS_AT_ONCE),
         head.num_classes,
