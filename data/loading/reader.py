@@ -78,8 +78,8 @@ class Reader(Dataset):
     ) -> Iterator[Any]:
         """Yield the items of the samples `contents`, of which bad ones may be None.
 
-        read_again: returns what the sample in a row, which is damaged, is decoded to, given the
-        function that decodes it, or raises an error.
+        read_again: for the row of a damaged sample and the function that decodes it, decodes the
+        sample once more, or a substitute for it. Raises an error if neither is possible.
         """
         decode, finish = batch
         for row, data in enumerate(contents):

@@ -74,7 +74,7 @@ def _united_classes(manifests: Sequence[Manifest], config: CacheConfig) -> Class
             classes, _ = classes.united(other.classes)
         return classes
 
-    if len(manifests) == 1 or sum(len(one.classes) for one in manifests) <= MAX_INLINE_CLASSES:
+    if sum(len(one.classes) for one in manifests) <= MAX_INLINE_CLASSES:
         return united()
     of_sets = " ".join(one.fingerprint() for one in manifests)
     name = f"{hashlib.sha256(of_sets.encode()).hexdigest()}.classes"

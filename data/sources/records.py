@@ -32,13 +32,14 @@ KINDS: dict[str, Kind] = {
 _TEXT_OF_LINES = "text"
 _MAX_RECORD_BYTES = 4 << 20
 _DIGEST_BLOCKS = 16
-csv.field_size_limit(_MAX_RECORD_BYTES)  # the default is 128 KiB, and a record may be one cell
 _DIGEST_BLOCK_BYTES = 1 << 16
 _PARQUET = ".parquet"
 _AT_ONCE = 256  # rows; images make a row large
 _ROW = "file_row_number"
 # The columns of a file only. DuckDB would add columns for folders such as `label=cat`.
 _FILE = "read_parquet(?, hive_partitioning = false, file_row_number = {})"
+
+csv.field_size_limit(_MAX_RECORD_BYTES)  # the default is 128 KiB, and a record may be one cell
 
 Fields = dict[str, Any]
 

@@ -220,9 +220,10 @@ def _upgraded(arrays: dict[str, Any], recalls: Sequence[RecallSpec]) -> dict[str
     pooled = np.array([math.nan if e.pooled is None else e.pooled for e in recalls])
     least = np.array([e.min_positives or math.inf for e in recalls])
     is_own = np.isfinite(own) & (positives >= least)
+    empirical_kind, pooled_kind = map(np.uint8, map(_KINDS.index, ("empirical", "pooled")))
     return {
         **arrays,
         "thresholds": np.where(is_own, own, pooled),
-        "kinds": np.where(is_own, _KINDS.index("empirical"), _KINDS.index("pooled")),
+        "kinds": np.where(is_own, empirical_kind, pooled_kind),
         "pass_rates": np.broadcast_to(np.float32(math.nan), (*own.shape, 3)),
     }
