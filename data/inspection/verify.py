@@ -135,10 +135,6 @@ def recorded_losses(folder: Path | str, manifest: Manifest) -> list[str]:
     """
     about = manifest.source.parameters
     lines = [f"{file}: {reason}" for file, reason in manifest.incomplete.items()]
-    indexed = sum(shard.samples for shard in manifest.shards)
-    expected = about.get("expected_samples", indexed)
-    if expected != indexed:
-        lines.append(f"{indexed:,} samples are indexed, but {expected:,} were expected")
     if manifest.source.kind == INDEXED and (problems := about.get("left_out")):
         # Earlier versions counted the problems but did not list them in this file.
         listed = not isinstance(folder, str) and (folder / SKIPPED).is_file()

@@ -5,20 +5,23 @@ This module selects the tars, their splits and the class list, and writes the re
 `data/tars/samples.py` reads the tars.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
-from data.files import commit
-from data.messages import Report, pluralize, silent
+from data.files import commit, walk_directory
+from data.messages import Report, pluralize, printable, silent
 from data.processes import over_jobs
 from data.shards.index import index_path
 from data.shards.manifest import CLASSES, MANIFEST, Manifest, SourceInfo
+from data.shards.split_names import TRAIN, check_split, shard_splits, split_in_name
 from data.shards.writing.output import OutputFolder
 from data.skipped import NAMED, SKIPPED, Skipped, to_lines
 from data.tars.labels import INDEXED, LABEL_EXTENSIONS, Labels
-from data.tars.listing import list_tars, missing_numbers, names_in_manifest, split_of_tars
 from data.tars.samples import (
     IMAGE_EXTENSIONS,
     TEXT_EXTENSIONS,
@@ -28,12 +31,15 @@ from data.tars.samples import (
     scan_tar,
 )
 
+_NAME = re.compile(r".*\.(tar(\..+)?|tgz|tbz2|txz|tzst)", re.IGNORECASE | re.DOTALL)
+# The first bytes of files of gzip, bzip2, xz, zstd and lz4.
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")
+
 
 @dataclass(frozen=True)
 class Indexed:
-    """The result of indexing. problems: what was not indexed. notes: the lines to print.
-
-    skipped: the file that lists everything that was not indexed, or None if everything was indexed.
+    """The result of indexing. problems: what was not indexed. notes: the lines to print. skipped:
+    the file that lists the problems, or None if there are none.
     """
 
     manifest: Manifest
@@ -45,40 +51,34 @@ class Indexed:
 def index_shards(
     folder: Path,
     *,
-    out: Path | None = None,
     classes: Path | None = None,
     splits: Sequence[tuple[str, str]] = (),
     sample: str | None = None,
     label: str | None = None,
     label_field: str = "label",
-    expected: int | None = None,
     skip_bad: bool = False,
     workers: int | None = None,
     ray: str | None = None,
     report: Report = silent,
 ) -> Indexed:
-    """Index the tars in `folder`, writing the indices next to them, or to `out` with links to the
-    tars.
+    """Index the tars in `folder`, writing the indices next to them.
 
     classes: a file with one class name per line; by default, the classes are the labels found.
-    splits: pairs (name, glob of paths); by default, words such as train and val in the paths
+    splits: pairs (name, glob of file names); by default, words such as train and val in the names
     determine the split. sample: the extension of the sample, if several files with the same key are
     candidates. label: the extension of the label; by default `cls`, or `json` if there is none.
-    label_field: the field of a `.json` label. expected: the number of samples that the tars should
-    contain in total. workers, ray: see `over_jobs`. report: a callback that is called as
-    `report(done, total)` with byte counts.
+    label_field: the field of a `.json` label. workers, ray: see `over_jobs`. report: a callback
+    that is called as `report(done, total)` with byte counts.
 
     Raises ValueError, and writes nothing, for compressed tars. Unless `skip_bad` is set, also
-    raises ValueError for tars that are damaged, truncated or have an unexpected number of samples,
-    and for samples without an image or text or without a label. With `skip_bad`, the manifest
-    records the shards with missing samples, and `skipped.jsonl` lists every problem.
+    raises ValueError for tars that are damaged or truncated, and for samples without an image or
+    text or without a label. With `skip_bad`, the manifest records the shards with missing samples,
+    and `skipped.jsonl` lists every problem.
     """
-    if out is None or out.resolve() == folder.resolve():
-        out = folder
     tars = list_tars(folder)
-    _check_out(folder, out, tars)
+    if (folder / MANIFEST).is_file() and (kind := Manifest.read(folder).source.kind) != INDEXED:
+        raise ValueError(f"{folder} contains shards of {kind}, which are already indexed")
     split_of = split_of_tars(folder, tars, splits)
-    names = names_in_manifest(folder, split_of)
     class_list = None if classes is None else Labels.read(classes)
     endings = (sample.lower().lstrip("."),) if sample else _endings(list(split_of))
     label_endings = (label.lower().lstrip("."),) if label else LABEL_EXTENSIONS
@@ -91,22 +91,20 @@ def index_shards(
         scans[tar] = scan
         report(sum(sizes[: len(scans)]), sum(sizes))
     problems = [problem for scan in scans.values() for problem in scan.problems]
-    groups = sum(scan.groups for scan in scans.values())
-    if expected is not None and groups != expected:
-        problems.append(Skipped(str(folder), f"found {groups:,} samples, expected {expected:,}"))
     used = [tar for tar, scan in scans.items() if len(scan.index)]
     _check_problems(folder, problems, skip_bad=skip_bad, nothing=not used)
     if class_list is None:
         class_list = Labels.found(text for scan in scans.values() for text in scan.texts)
         for scan in scans.values():
             scan.index.relabel([class_list.label(text) for text in scan.texts])
-    before = Manifest.read(out) if (out / MANIFEST).is_file() else None
-    _prepare(out, {names[tar]: tar for tar in used} if out != folder else {})
+    # Without a manifest, the folder is unfinished until the new one is written.
+    for name in (MANIFEST, SKIPPED, CLASSES):
+        (folder / name).unlink(missing_ok=True)
     shards = []
     for tar in used:
-        name, scan = names[tar], scans[tar]
-        info = scan.index.info(name, split_of[tar], size=scan.bytes, sha256=scan.sha256)
-        commit(index_path(out / name), scan.index.to_bytes(info))
+        scan = scans[tar]
+        info = scan.index.info(tar.name, split_of[tar], size=scan.bytes, sha256=scan.sha256)
+        commit(index_path(tar), scan.index.to_bytes(info))
         shards.append(info)
     parameters: dict[str, str | int | float | bool | None] = {
         "folder": folder.resolve().name,
@@ -115,67 +113,65 @@ def index_shards(
         "positions": class_list.positions,
         "left_out": len(problems),
     }
-    if expected is not None:
-        parameters["expected_samples"] = expected
     manifest = Manifest(
         modality="image" if endings[0].rpartition(".")[2] in IMAGE_EXTENSIONS else "text",
         source=SourceInfo(kind=INDEXED, parameters=parameters),
         classes=class_list.classes,
         shards=tuple(shards),
-        incomplete={names[tar]: why for tar in used if (why := scans[tar].unfinished)},
+        incomplete={tar.name: why for tar in used if (why := scans[tar].unfinished)},
     )
-    reason = "name lacks a key or an extension, so webdataset ignores the file"
-    other_files = [
-        Skipped(f"{tar}: {name}", reason)
-        for tar, scan in scans.items()
-        for name in scan.other_files
-    ]
-    skipped = None
-    if problems or other_files:
-        skipped = out / SKIPPED
-        commit(skipped, to_lines([*problems, *other_files]))
-    manifest = manifest.with_class_file(OutputFolder(out).write_classes)
-    commit(out / MANIFEST, manifest.to_bytes())
+    if problems:
+        commit(folder / SKIPPED, to_lines(problems))
+    manifest = manifest.with_class_file(OutputFolder(folder).write_classes)
+    commit(folder / MANIFEST, manifest.to_bytes())
     notes = []
     if missing := missing_numbers(tars):
         notes.append(f"gaps in the numbers of the tars: {', '.join(missing)} missing")
     if unmatched := [tar.name for tar in tars if tar not in split_of]:
         notes.append(f"not indexed, because no --split matches: {', '.join(unmatched)}")
-    if other_files:
+    if ignored := sum(scan.num_ignored for scan in scans.values()):
         notes.append(
-            "ignored files whose names lack a key or an extension, as webdataset does: "
-            f"{len(other_files):,}"
+            f"ignored files whose names lack a key or an extension, as webdataset does: {ignored:,}"
         )
-    # Without this note, the change would go undetected, because a new index accepts any content.
-    old = {} if before is None else {shard.file: shard.sha256 for shard in before.shards}
-    if changed := [
-        shard.file for shard in shards if old.get(shard.file, shard.sha256) != shard.sha256
-    ]:
-        notes.append(f"changed since the last index: {', '.join(changed)}")
-    return Indexed(manifest, tuple(problems), tuple(notes), skipped)
+    return Indexed(manifest, tuple(problems), tuple(notes), folder / SKIPPED if problems else None)
 
 
-def _check_out(folder: Path, out: Path, tars: Sequence[Path]) -> None:
-    """Raise ValueError if writing to `out` would overwrite data or create an invalid folder."""
-    if out == folder and any(tar.parent != folder for tar in tars):
-        nested = next(tar for tar in tars if tar.parent != folder)
-        raise ValueError(
-            f"{nested} is in a subfolder, but a manifest can list only tars in its own folder: "
-            "pass -o DIR to create a folder with links to the tars"
-        )
-    if out != folder and folder.resolve() in out.resolve().parents:
-        raise ValueError(f"{out} is inside the folder to index, {folder}: choose another folder")
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file: choose a folder")
-    # If there is an index, `skipped.jsonl` was written by an interrupted run and may be replaced.
-    unknown = not (out / MANIFEST).is_file() and not any(out.glob(index_path(Path("*")).name))
-    if unknown and (out / SKIPPED).exists():
-        raise ValueError(f"{out / SKIPPED} would be replaced: move it, or choose another folder")
-    if (out / MANIFEST).is_file():
-        if (kind := Manifest.read(out).source.kind) != INDEXED:
-            raise ValueError(f"{out} contains shards of {kind}, which are already indexed")
-    elif out != folder and out.is_dir() and any(out.iterdir()):
-        raise ValueError(f"{out} is not empty: choose an empty folder")
+def list_tars(folder: Path) -> list[Path]:
+    """Return the uncompressed tars in `folder`, sorted by name.
+
+    Raises ValueError if there are no tars, a tar is compressed or in a subfolder, or a manifest
+    cannot contain its name; FileNotFoundError for a broken link; and OSError for a folder that
+    cannot be read.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is not a folder: pass a folder of webdataset tars")
+    tars = []
+    for path in sorted(
+        parent / name for parent, _, names in walk_directory(folder) for name in names
+    ):
+        if not _NAME.fullmatch(path.name) or path.is_fifo():
+            continue
+        with path.open("rb") as file:
+            if file.read(8).startswith(_COMPRESSED):
+                raise ValueError(
+                    f"{path} is compressed, so samples cannot be read individually: decompress all "
+                    "such files to .tar first, for example with gunzip"
+                )
+        if path.suffix.lower() != ".tar":
+            continue
+        if path.parent != folder:
+            raise ValueError(
+                f"{printable(str(path))} is in a subfolder, but a manifest lists only tars in its "
+                "own folder: create a folder of links to the tars (ln -s), and index that folder"
+            )
+        if printable(path.name) != path.name or "\\" in path.name:
+            raise ValueError(
+                f"{printable(str(path))}: a manifest cannot contain this file name: rename the file"
+            )
+        tars.append(path)
+    if not tars:
+        raise ValueError(f"{folder} contains no .tar: pass a folder of webdataset tars")
+    return tars
 
 
 def _endings(tars: Sequence[Path]) -> tuple[str, ...]:
@@ -209,16 +205,45 @@ def _check_problems(
         )
 
 
-def _prepare(out: Path, links: dict[str, Path]) -> None:
-    """Create `out` with links to the tars.
+def split_of_tars(
+    folder: Path, tars: Sequence[Path], requested: Sequence[tuple[str, str]]
+) -> dict[Path, str]:
+    """Map tars to their splits, in the order of `requested`, or training first.
 
-    An existing manifest is deleted, so that the folder is unfinished until the new manifest is
-    written.
+    requested: pairs (split, glob of names). Tars that do not match any glob are omitted. If
+    `requested` is empty, the first word in the name that names a split is used, or "train" if there
+    is none.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    for name in (MANIFEST, SKIPPED, CLASSES):
-        (out / name).unlink(missing_ok=True)
-    for name, tar in links.items():
-        if (out / name).is_symlink():  # only links are deleted, never tars
-            (out / name).unlink()
-        (out / name).symlink_to(tar.resolve())
+    found: dict[Path, str] = {}
+    if requested:
+        for name, glob in requested:
+            check_split(name)
+            matching = [tar for tar in tars if fnmatchcase(tar.name, glob)]
+            if not matching:
+                raise ValueError(
+                    f"--split {name}={glob} does not match any tar in {folder}: correct the glob"
+                )
+            found |= {tar: name for tar in matching if tar not in found}
+        return found
+    found = {tar: split_in_name(tar.name) or TRAIN for tar in tars}
+    in_shards = shard_splits(found.values())
+    found = {tar: in_shards[split] for tar, split in found.items()}
+    return dict(sorted(found.items(), key=lambda item: item[1] != TRAIN))
+
+
+def missing_numbers(tars: Sequence[Path]) -> list[str]:
+    """Return the names of tars that are missing between consecutively numbered ones, such as
+    `train-000002.tar` between `train-000001.tar` and `train-000003.tar`.
+    """
+    numbers: dict[str, dict[int, str]] = {}
+    for tar in tars:
+        if found := re.fullmatch(r"(.*?)(\d{1,18})", tar.stem):
+            numbers.setdefault(found[1], {})[int(found[2])] = found[2]
+    missing = []
+    for prefix, known in numbers.items():
+        for before, after in pairwise(sorted(known)):
+            if after - before > 1:
+                first, last = (f"{n:0{len(known[before])}d}" for n in (before + 1, after - 1))
+                several = "" if first == last else f" to {prefix}{last}.tar"
+                missing.append(f"{prefix}{first}.tar{several}")
+    return missing

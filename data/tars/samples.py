@@ -32,9 +32,8 @@ class TarScan:
     """The complete samples of a tar.
 
     index: their locations. Their labels are positions in `texts` or, if there is a class list, in
-    that list. groups: the number of samples as webdataset counts them, complete or not.
-    other_files: the names of members that do not belong to a sample. unfinished: the reason why
-    samples may be missing at the end, or "".
+    that list. num_ignored: the number of members that do not belong to a sample. unfinished: the
+    reason why samples may be missing at the end, or "".
     """
 
     bytes: int
@@ -42,8 +41,7 @@ class TarScan:
     index: IndexBuilder
     texts: tuple[str, ...]
     problems: tuple[Skipped, ...]
-    groups: int
-    other_files: tuple[str, ...]
+    num_ignored: int
     unfinished: str
 
 
@@ -92,7 +90,7 @@ class Rules:
 def scan_tar(path: Path, rules: Rules) -> TarScan:
     """Read one tar."""
     groups: list[Group] = []
-    problems, other_files, unfinished = [], [], ""
+    problems, num_ignored, unfinished = [], 0, ""
     index, texts = IndexBuilder(), dict[str, int]()
     with path.open("rb", buffering=0) as file:
         for found in walk(file):
@@ -100,7 +98,7 @@ def scan_tar(path: Path, rules: Rules) -> TarScan:
                 problems.append(Skipped(f"{path}: at byte {found.offset:,}", found.what))
                 unfinished = unfinished or found.what * found.ends_tar
             elif not add_member(groups, found):
-                other_files.append(found.name)
+                num_ignored += 1
         if not groups and not problems:
             problems.append(Skipped(str(path), "contains no sample"))
         for group in groups:
@@ -124,8 +122,7 @@ def scan_tar(path: Path, rules: Rules) -> TarScan:
         index=index,
         texts=tuple(texts),
         problems=tuple(problems),
-        groups=len(groups),
-        other_files=tuple(other_files),
+        num_ignored=num_ignored,
         unfinished=unfinished,
     )
 

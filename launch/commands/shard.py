@@ -7,7 +7,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -241,14 +240,6 @@ def index(
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="folder of plain webdataset tars")
     ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            help="folder for the index, manifest and links to the tars; default: FOLDER",
-        ),
-    ] = None,
     classes: Annotated[
         Path | None,
         typer.Option(help="file with one class name per line; default: the labels in the tars"),
@@ -271,10 +262,6 @@ def index(
     label_field: Annotated[
         str, typer.Option(help="field of a .json label that contains the class")
     ] = "label",
-    expect: Annotated[
-        int | None,
-        typer.Option(min=1, help="expected number of samples; a mismatch is an error"),
-    ] = None,
     skip_bad: Annotated[
         bool,
         typer.Option("--skip-bad", help="skip and record missing or damaged samples"),
@@ -287,17 +274,14 @@ def index(
     from data.tars.indexing import index_shards
 
     started = time.monotonic()
-    explained = nullcontext() if out is None else explain_write_errors(out, "--out")
-    with connected(workers, ray), progress("indexing", "MB") as report, explained:
+    with connected(workers, ray), progress("indexing", "MB") as report:
         indexed = index_shards(
             folder,
-            out=out,
             classes=classes,
             splits=[_named_glob(text) for text in split or []],
             sample=sample,
             label=label_from,
             label_field=label_field,
-            expected=expect,
             skip_bad=skip_bad,
             workers=workers,
             ray=ray,
@@ -312,7 +296,7 @@ def index(
         print(f"warning: ignored {problems}", file=sys.stderr)
     if indexed.skipped is not None:
         print_skipped(indexed.skipped)
-    print(printable(f"{out or folder}: {summary(indexed.manifest)}, {seconds_since(started)}"))
+    print(printable(f"{folder}: {summary(indexed.manifest)}, {seconds_since(started)}"))
 
 
 def _named_glob(text: str) -> tuple[str, str]:

@@ -144,25 +144,26 @@ def test_a_wrong_token_is_an_error_that_names_the_fix(cluster: RayCluster, tmp_p
     assert not (tmp_path / "out").exists()
 
 
-def _index_and_verify(folder: Path, out: Path, ray: str | None) -> None:
-    index_shards(folder, out=out, ray=ray, workers=None if ray else 0)
-    (out / "train-000001.tar").unlink()
-    found = damages(out, silent, ray=ray, workers=None if ray else 0)
-    (out / "damage").write_text("\n".join(one.line.replace(str(out), "") for one in found))
+def _index_and_verify(folder: Path, ray: str | None) -> None:
+    index_shards(folder, ray=ray, workers=None if ray else 0)
+    (folder / "train-000001.tar").unlink()
+    found = damages(folder, silent, ray=ray, workers=None if ray else 0)
+    (folder / "damage").write_text("\n".join(one.line.replace(str(folder), "") for one in found))
 
 
 def test_tars_are_indexed_and_verified_on_ray_as_locally(
     cluster: RayCluster, mixed: Path, tmp_path: Path
 ) -> None:
     cluster.resize(2)
-    source, tars = ImageFolder(mixed, skip_bad=True), tmp_path / "tars"
+    source = ImageFolder(mixed, skip_bad=True)
     write_shards(source, tmp_path / "out", samples_per_shard=10, workers=1)
-    tars.mkdir()
-    for path in (tmp_path / "out").glob("*.tar"):
-        path.rename(tars / path.name)
-    _index_and_verify(tars, tmp_path / "local", None)
-    address = cluster.address
-    driver = Driver(cluster, tmp_path, _index_and_verify, tars, tmp_path / "ray", address)
+    local, on_cluster = tmp_path / "1" / "tars", tmp_path / "2" / "tars"
+    for folder in (local, on_cluster):
+        folder.mkdir(parents=True)
+        for path in (tmp_path / "out").glob("*.tar"):
+            (folder / path.name).symlink_to(path)
+    _index_and_verify(local, None)
+    driver = Driver(cluster, tmp_path, _index_and_verify, on_cluster, cluster.address)
     assert driver.finish() == ""
-    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
-    assert b"train-000001.tar is missing" in contents(tmp_path / "ray")["damage"]
+    assert contents(on_cluster) == contents(local)
+    assert b"train-000001.tar is missing" in contents(on_cluster)["damage"]

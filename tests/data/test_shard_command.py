@@ -59,7 +59,7 @@ def test_the_command_ignores_the_signals_that_its_parent_ignored_except_sigterm(
 
 
 def test_an_output_path_that_cannot_be_written_raises_an_error_that_names_the_option(
-    images: Path, shards: Path, tmp_path: Path
+    images: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("0\n")
     out = tmp_path / "file" / "out"
@@ -68,7 +68,6 @@ def test_an_output_path_that_cannot_be_written_raises_an_error_that_names_the_op
     for command in (
         ("imagefolder", images, "-o", out),
         ("tweets", tweets, "-o", out),
-        ("index", shards, "-o", out),
     ):
         failed = kway_shard(*command)
         assert isinstance(failed.exception, OSError), command
