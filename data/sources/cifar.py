@@ -7,7 +7,7 @@ are not supported.
 
 import hashlib
 from functools import cached_property
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -17,7 +17,6 @@ from data.classes.class_list import ClassInfo
 from data.input_path import Input
 from data.option import Argument
 from data.shards.hierarchy import PATH, join_path
-from data.shards.manifest import SourceInfo
 from data.sources.archive import published_files
 from data.sources.pixels import PixelSource
 from data.sources.source import STRICT
@@ -44,9 +43,9 @@ class _Cifar(PixelSource):
     files: ClassVar[dict[str, tuple[str, ...]]]  # the files of each split
     labels: ClassVar[tuple[str, ...]]  # name file of each label byte; the last is the class
 
-    def describe(self) -> SourceInfo:
+    def parameters(self) -> dict[str, Any]:
         content = hashlib.sha256(b"".join(self._contents.values()))
-        return SourceInfo(kind=self.kind, parameters={"content": content.hexdigest()[:16]})
+        return {"content": content.hexdigest()[:16]}
 
     @property
     def class_names(self) -> list[str]:

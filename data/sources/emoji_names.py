@@ -15,7 +15,6 @@ from pydantic.dataclasses import dataclass
 
 from data.classes.class_list import ClassInfo
 from data.option import Option
-from data.shards.manifest import SourceInfo
 from data.sources.source import STRICT, Sample, Source
 from data.text.emoji_classes import emoji_classes, emoji_vectors
 from data.text.emoji_table import fold, fully_qualified, load_languages, name_in
@@ -67,8 +66,8 @@ class EmojiNames(Source):
                 f"{','.join(self.test_languages)}"
             )
 
-    def describe(self) -> SourceInfo:
-        parameters: dict[str, Any] = {
+    def parameters(self) -> dict[str, Any]:
+        return {
             "classes": self.classes_limit,
             "languages": ",".join(self._all_languages),
             "test_languages": ",".join(self.test_languages),
@@ -76,7 +75,6 @@ class EmojiNames(Source):
             # The version of the package determines the names.
             "emoji": emoji.__version__,
         }
-        return SourceInfo(kind=self.kind, parameters=parameters)
 
     def classes(self) -> tuple[ClassInfo, ...]:
         return emoji_classes(self._labels)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from pydantic.dataclasses import dataclass
 
 from data.messages import Report, shown, silent
-from data.shards.manifest import Manifest, SourceInfo
+from data.shards.manifest import Manifest
 from data.shards.split_names import checked_split
 from data.shards.writing import writer
 from data.shards.writing.output import OutputFolder
@@ -89,7 +89,7 @@ class _Generated(PackedImages, FirstPassSource):
     test_fraction: float
     report: Report = silent
 
-    def describe(self) -> SourceInfo:
+    def parameters(self) -> dict[str, Any]:
         digest = hashlib.sha256(json.dumps(self._selected.labels).encode())
         for split, tasks in super().splits().items():
             digest.update(split.encode())
@@ -101,7 +101,7 @@ class _Generated(PackedImages, FirstPassSource):
         }
         if self.modality == "image":
             parameters |= {"short_side": self.target_side, "quality": self.quality}
-        return SourceInfo(kind=self.kind, parameters=parameters)
+        return parameters
 
     def render(self, task: Task) -> Sample | Skipped:
         if self.modality == "text":

@@ -25,7 +25,6 @@ from data.classes.class_list import ClassInfo
 from data.images.fonts import PLAIN, Distortion, Pen, face_characters
 from data.option import Option
 from data.shards.hierarchy import PATH, join_path
-from data.shards.manifest import SourceInfo
 from data.sources.packing import lossless
 from data.sources.source import STRICT, Sample, Source
 from data.text.name_vectors import name_vectors, split_words
@@ -97,8 +96,8 @@ class Glyphs(Source):
     size: int = Field(default=32, ge=8, le=512, description="side length of the images in pixels")
     seed: int = Field(default=0, ge=0, lt=2**63, description="random seed for the distortions")
 
-    def describe(self) -> SourceInfo:
-        parameters: dict[str, Any] = {
+    def parameters(self) -> dict[str, Any]:
+        return {
             "classes": self.classes_limit,
             "samples": self.samples,
             "size": self.size,
@@ -107,7 +106,6 @@ class Glyphs(Source):
             # The version of the package determines the fonts.
             "matplotlib": matplotlib.__version__,
         }
-        return SourceInfo(kind=self.kind, parameters=parameters)
 
     def classes(self) -> tuple[ClassInfo, ...]:
         return tuple(

@@ -18,7 +18,6 @@ from pydantic.dataclasses import dataclass
 
 from data.messages import one_line
 from data.option import Argument, Supplied
-from data.shards.manifest import SourceInfo
 from data.shards.split_names import SPLIT_OF_WORD, split_name
 from data.skipped import Skipped
 from data.sources.first_pass import FirstPassSource
@@ -42,7 +41,6 @@ class HuggingFace(PackedImages, FirstPassSource):
     kind = "hf"
     reads = "whatever `datasets.load_dataset` opens (extra hf)"
     held_out = "all splits except train, or --test-fraction of the rows if there is only one split"
-    compares_splits = True
 
     name: Annotated[
         str,
@@ -76,7 +74,7 @@ class HuggingFace(PackedImages, FirstPassSource):
     def modality(self) -> Modality:  # type: ignore[override]
         return "image" if self.text_column is None else "text"
 
-    def describe(self) -> SourceInfo:
+    def parameters(self) -> dict[str, Any]:
         content = hashlib.sha256(json.dumps([self._stored, "ordered by a hash"]).encode())
         for split, rows in self._rows.items():
             content.update(repr((split, len(rows), self._version(split))).encode())
@@ -92,7 +90,7 @@ class HuggingFace(PackedImages, FirstPassSource):
         }
         if self.modality == "image":
             parameters |= {"short_side": self.target_side, "quality": self.quality}
-        return SourceInfo(kind=self.kind, parameters=parameters)
+        return parameters
 
     def _version(self, split: str) -> str:
         """Return a text that changes with the files of the dataset."""

@@ -14,7 +14,6 @@ from data.classes.class_list import ClassInfo
 from data.files import is_hidden, walk_directory
 from data.input_path import Input, check_folder
 from data.option import Argument, Option
-from data.shards.manifest import SourceInfo
 from data.shards.split_names import (
     SPLIT_OF_WORD,
     TEST,
@@ -68,7 +67,6 @@ class ImageFolder(PackedImages, Source):
     held_out = (
         "test/, val/ and similar, or --test-fraction of the images, chosen by a hash of their paths"
     )
-    compares_splits = True
 
     folder: Annotated[
         Input,
@@ -103,12 +101,12 @@ class ImageFolder(PackedImages, Source):
         for path in self.split.values():
             check_folder(self.folder / path, "pass a subfolder as --split NAME=SUBFOLDER")
 
-    def describe(self) -> SourceInfo:
+    def parameters(self) -> dict[str, Any]:
         listing = hashlib.sha256()
         for file in self._listing.files:
             size = (self.folder / file.path).stat().st_size
             listing.update(repr((*file, size)).encode())
-        parameters: dict[str, Any] = {
+        return {
             "folder": self.folder.resolve().name,
             "listing": listing.hexdigest()[:16],
             "short_side": self.target_side,
@@ -117,7 +115,6 @@ class ImageFolder(PackedImages, Source):
             "skip_bad": self.skip_bad,
             "labels": None,  # an option of earlier versions, whose shards are still resumed
         }
-        return SourceInfo(kind=self.kind, parameters=parameters)
 
     def classes(self) -> tuple[ClassInfo, ...]:
         return tuple(ClassInfo(name=name) for name in self._class_names)

@@ -20,7 +20,6 @@ from data.classes.class_list import ClassInfo
 from data.input_path import Input, check_folder, read_range
 from data.messages import Report, silent
 from data.option import Argument, Supplied
-from data.shards.manifest import SourceInfo
 from data.skipped import Skipped, by_reason
 from data.sources.ilsvrc_devkit import DEVKIT, Devkit, read_devkit
 from data.sources.image_files import HIDDEN_FILE, NOT_AN_IMAGE, is_image_name
@@ -64,7 +63,6 @@ class ImageNet(PackedImages, Source):
     modality = "image"
     reads = "the ILSVRC 2012 tars and devkit (a 144 GB download, registration required)"
     held_out = "the validation images"
-    compares_splits = True
 
     folder: Annotated[
         Input,
@@ -81,18 +79,17 @@ class ImageNet(PackedImages, Source):
     def __post_init__(self) -> None:
         check_folder(self.folder, f"pass the folder that contains {TRAIN_TAR}")
 
-    def describe(self) -> SourceInfo:
+    def parameters(self) -> dict[str, Any]:
         listing = hashlib.sha256(repr([info.model_dump() for info in self.classes()]).encode())
         for split, images in self._splits.items():
             for image in images:
                 listing.update(repr((split, image.name, image.size, image.synset)).encode())
-        parameters: dict[str, Any] = {
+        return {
             "listing": listing.hexdigest()[:16],
             "short_side": self.target_side,
             "quality": self.quality,
             "skip_bad": self.skip_bad,
         }
-        return SourceInfo(kind=self.kind, parameters=parameters)
 
     def classes(self) -> tuple[ClassInfo, ...]:
         if self._devkit is None:

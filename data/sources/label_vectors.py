@@ -1,21 +1,15 @@
-"""Adds label vectors from a file to a source. They are matched by class name.
+"""Label vectors from a file, which are matched to classes by name.
 
 The caller supplies the function that reads the file and looks up names.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from data.classes.class_list import ClassInfo
-from data.shards.manifest import SourceInfo
-from data.skipped import Skipped
 from data.sources.records import digest
-from data.sources.source import Modality, Sample, Source
 from data.text.emoji_classes import emoji_spellings
 
 # (file, names) -> (vectors for the names found, float32 [N, D]; names without a vector).
@@ -24,68 +18,43 @@ Find = Callable[[Path, Sequence[str]], tuple[np.ndarray, list[str]]]
 _SHOWN = 10
 
 
-@dataclass(frozen=True)
-class WithLabelVectors(Source):
-    """`source` with label vectors from `file`.
+class VectorFile:
+    """Label vectors in a file. Raises FileNotFoundError if it does not exist.
 
-    A class is looked up by its emoji or its `words`, and then by its name. Classes without a vector
-    get the mean of the other vectors.
+    notes: a line that lists the classes without a vector, if `of` found any.
     """
 
-    source: Source
-    file: Path
-    find: Find = field(compare=False, repr=False)
+    def __init__(self, file: Path, find: Find) -> None:
+        if not file.is_file():
+            raise FileNotFoundError(f"{file} does not exist: pass a file of label vectors")
+        self._file, self._find = file, find
+        self._found: np.ndarray | None = None
+        self.notes: list[str] = []
 
-    def __post_init__(self) -> None:
-        if not self.file.is_file():
-            raise FileNotFoundError(f"{self.file} does not exist: pass a file of label vectors")
+    def digest(self) -> str:
+        return digest([self._file])
 
-    @property
-    def modality(self) -> Modality:  # type: ignore[override]
-        return self.source.modality
+    def of(self, classes: Sequence[ClassInfo]) -> np.ndarray:
+        """Return one vector per class, float32 [K, D]. The file is read once.
 
-    def describe(self) -> SourceInfo:
-        about = self.source.describe()
-        parameters = {**about.parameters, "vectors": digest([self.file])}
-        return SourceInfo(kind=about.kind, parameters=parameters)
-
-    def classes(self) -> Sequence[ClassInfo]:
-        return self.source.classes()
-
-    def label_vectors(self) -> np.ndarray:
-        return self._found[0]
-
-    def splits(self) -> dict[str, Sequence[Any]]:
-        return self.source.splits()
-
-    def render(self, task: Any) -> Sample | Skipped:
-        return self.source.render(task)
-
-    def notes(self) -> list[str]:
-        """Return a line that lists the classes without a vector, if there are any."""
-        missing = self._found[1]
-        if not missing:
-            return []
-        shown = ", ".join(missing[:_SHOWN]) + (", …" if len(missing) > _SHOWN else "")
-        return [f"{len(missing):,} classes without a vector use the mean: {shown}"]
-
-    @cached_property
-    def _found(self) -> tuple[np.ndarray, list[str]]:
-        """Return the vectors [K, D] and the classes that use the mean."""
-        names = [_names(info) for info in self.classes()]
+        A class is looked up by its emoji or its `words`, and then by its name. Classes without a
+        vector get the mean of the other vectors.
+        """
+        if self._found is not None:
+            return self._found
+        names = [_names(info) for info in classes]
         flat = list(dict.fromkeys(name for those in names for name in those))
-        vectors, without = self.find(self.file, flat)
+        vectors, without = self._find(self._file, flat)
         row = {name: i for i, name in enumerate(flat)}
         for name in without:
             del row[name]
         rows = [next((row[name] for name in those if name in row), None) for those in names]
         mean = vectors[[i for i in rows if i is not None]].mean(axis=0)
-        missing = [those[0] for those, i in zip(names, rows, strict=True) if i is None]
-        return np.stack([mean if i is None else vectors[i] for i in rows]), missing
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Workers only render samples.
-        return {"source": self.source}
+        if missing := [those[0] for those, i in zip(names, rows, strict=True) if i is None]:
+            shown = ", ".join(missing[:_SHOWN]) + (", …" if len(missing) > _SHOWN else "")
+            self.notes = [f"{len(missing):,} classes without a vector use the mean: {shown}"]
+        self._found = np.stack([mean if i is None else vectors[i] for i in rows])
+        return self._found
 
 
 def _names(info: ClassInfo) -> list[str]:

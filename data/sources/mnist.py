@@ -10,7 +10,7 @@ import struct
 import zlib
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
@@ -18,7 +18,6 @@ from pydantic.dataclasses import dataclass
 
 from data.input_path import Input, check_folder
 from data.option import Argument
-from data.shards.manifest import SourceInfo
 from data.sources.pixels import PixelSource
 from data.sources.source import STRICT
 from data.tars.labels import read_class_names
@@ -49,12 +48,12 @@ class Mnist(PixelSource):
     def __post_init__(self) -> None:
         check_folder(self.folder, "pass the folder that contains train-images-idx3-ubyte.gz")
 
-    def describe(self) -> SourceInfo:
+    def parameters(self) -> dict[str, Any]:
         content = hashlib.sha256(repr(self.class_names).encode())
         for images, labels in self.arrays.values():
             content.update(repr(images.shape).encode())
             content.update(images.tobytes() + labels.tobytes())
-        return SourceInfo(kind=self.kind, parameters={"content": content.hexdigest()[:16]})
+        return {"content": content.hexdigest()[:16]}
 
     @cached_property
     def class_names(self) -> list[str]:

@@ -21,7 +21,6 @@ class PixelSource(Source):
     """A source of images that are stored losslessly, as PNG."""
 
     modality = "image"
-    compares_splits = True
 
     @property
     @abstractmethod

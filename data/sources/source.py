@@ -43,8 +43,7 @@ class Source(ABC):
 
     The help shows `reads`, the input with its download size, and `held_out`, the samples that are
     not used for training. `reads_first` means that the classes are known only after a pass over all
-    input. `compares_splits` means that the command reports byte-identical samples in different
-    splits.
+    input.
     """
 
     kind: ClassVar[str]
@@ -52,13 +51,18 @@ class Source(ABC):
     reads: ClassVar[str]
     held_out: ClassVar[str]
     reads_first: ClassVar[bool] = False
-    compares_splits: ClassVar[bool] = False
 
-    @abstractmethod
     def describe(self) -> SourceInfo:
         """Return the kind and parameters.
 
         An unfinished folder is resumed only if these are unchanged.
+        """
+        return SourceInfo(kind=self.kind, parameters=self.parameters())
+
+    @abstractmethod
+    def parameters(self) -> dict[str, Any]:
+        """Return the options, and digests of the input and of packages, that determine the
+        samples.
         """
 
     @abstractmethod

@@ -18,7 +18,6 @@ from data.files import is_hidden, walk_directory
 from data.input_path import Input
 from data.messages import shown
 from data.option import Option
-from data.shards.manifest import SourceInfo
 from data.skipped import Skipped
 from data.sources.first_pass import RecordSource
 from data.sources.image_files import is_image_name
@@ -99,14 +98,10 @@ class Table(PackedImages, RecordSource):
                 )
 
     @property
-    def compares_splits(self) -> bool:  # type: ignore[override]
-        return self.image is not None  # paths are compared, but not the files
-
-    @property
     def modality(self) -> Modality:  # type: ignore[override]
         return "image" if self.text is None else "text"
 
-    def describe(self) -> SourceInfo:
+    def parameters(self) -> dict[str, Any]:
         parameters: dict[str, Any] = {
             "files": digest(self.files),
             "text": self.text,
@@ -128,7 +123,7 @@ class Table(PackedImages, RecordSource):
                 "quality": self.quality,
                 "skip_bad": self.skip_bad,
             }
-        return SourceInfo(kind=self.kind, parameters=parameters)
+        return parameters
 
     def render(self, task: Task) -> Sample | Skipped:
         if self.text is not None:

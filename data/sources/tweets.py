@@ -15,7 +15,6 @@ from pydantic.dataclasses import dataclass
 from data.classes.class_list import ClassInfo
 from data.messages import one_line
 from data.option import Option
-from data.shards.manifest import SourceInfo
 from data.sources.first_pass import RecordSource
 from data.sources.names import class_name
 from data.sources.records import AnyFile, Fields, Record, digest, text_field
@@ -93,7 +92,7 @@ class Tweets(RecordSource):
         chosen = (self.text, self.language, self.identity, self.label, self.split)
         self._check_columns([name for name in chosen if name is not None])
 
-    def describe(self) -> SourceInfo:
+    def parameters(self) -> dict[str, Any]:
         parameters: dict[str, Any] = {
             "files": digest(self.files),
             "text": self.text,
@@ -115,7 +114,7 @@ class Tweets(RecordSource):
         }
         if self.label is not None or self.split is not None:
             parameters |= {"label": self.label, "split": self.split, "across": self.across}
-        return SourceInfo(kind=self.kind, parameters=parameters)
+        return parameters
 
     def classes(self) -> tuple[ClassInfo, ...]:
         if self._are_emoji:

@@ -16,11 +16,10 @@ import typer
 from typer.main import get_command
 
 from data.messages import pluralize, printable
-from data.shards.duplicates import find_duplicates
 from data.shards.writing.output import OutputFolder
 from data.sources import SOURCES, Source
 from data.sources.first_pass import work_folder
-from data.sources.label_vectors import WithLabelVectors
+from data.sources.label_vectors import VectorFile
 from launch.options import Given, RayAddress, build, options_of, with_options
 from launch.output_path import explain_write_errors
 from launch.shard_runs import Workers, connected, print_skipped, summary
@@ -87,22 +86,23 @@ def _shard(
         )
         if (line := source.announcement()) is not None:
             print(printable(line), file=sys.stderr)
-        with_vectors = None if vectors is None else WithLabelVectors(source, vectors, _find)
+        vector_file = None if vectors is None else VectorFile(vectors, _find)
         if not source.reads_first:
             _print_notes(source.notes())
-            if with_vectors is not None:
-                with_vectors.label_vectors()  # report a bad file before writing anything
+            if vector_file is not None:
+                vector_file.of(source.classes())  # report a bad file before writing anything
         explained = (
             explain_write_errors(folder, "--out") if isinstance(folder, Path) else nullcontext()
         )
         try:
             with progress("writing") as report, explained:
                 written = write_shards(
-                    with_vectors or source,
+                    source,
                     folder,
                     samples_per_shard=samples_per_shard,
                     workers=workers,
                     ray=ray,
+                    vectors=vector_file,
                     ignored=source.skipped(),
                     report=report,
                 )
@@ -111,16 +111,9 @@ def _shard(
             raise
         if not written.complete_before:
             _print_notes(source.notes() if source.reads_first else ())
-            _print_notes(() if with_vectors is None else with_vectors.notes())
+            _print_notes(() if vector_file is None else vector_file.notes)
         source.clean_up()
     _print_result(written, folder, started)
-    if source.compares_splits and isinstance(folder, Path):
-        found = find_duplicates(folder)
-        for split in found:
-            if split.in_training or split.repeated:
-                print(printable(f"duplicates: {split}"))
-        if any(split.in_training for split in found):
-            print("to train without them, delete the copies in the input and pass another --out")
 
 
 def _find(file: Path, names: Sequence[str]) -> "tuple[np.ndarray, list[str]]":

@@ -12,7 +12,7 @@ from data.classes.class_list import ClassInfo
 from data.shards.duplicates import Duplicates, find_duplicates
 from data.shards.manifest import SourceInfo
 from data.shards.writing.writer import Written, write_shards
-from data.sources import Sample
+from data.sources import ImageFolder, Sample
 from launch.commands.shard import app
 from tests.data.conftest import write_image
 
@@ -58,7 +58,7 @@ VALIDATION = ((b"word 9", 0), (b"newer", 1))
 SOURCE = Words(TRAIN, TEST, VALIDATION)
 
 
-def write(folder: Path, source: Words = SOURCE, **options) -> Written:
+def write(folder: Path, source: Words | ImageFolder = SOURCE, **options) -> Written:
     return write_shards(source, folder, **{"samples_per_shard": 3, "workers": 1} | options)
 
 
@@ -96,7 +96,7 @@ def test_the_command_reports_duplicates(tmp_path: Path) -> None:
         for seed in seeds:
             write_image(tmp_path / "in" / split / "ab"[seed % 2] / f"{seed}.png", seed)
     write_image(tmp_path / "in/train/a/3.png", 3)
-    arguments = ["imagefolder", str(tmp_path / "in"), "-o"]
-    kept = CliRunner().invoke(app, [*arguments, str(tmp_path / "kept")])
+    write(tmp_path / "out", ImageFolder(tmp_path / "in"))
+    kept = CliRunner().invoke(app, ["check", str(tmp_path / "out")])
     assert kept.exit_code == 0, kept.output
     assert "duplicates: test: 1 of 2 are also in train" in kept.stdout

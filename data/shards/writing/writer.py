@@ -26,6 +26,7 @@ from data.shards.manifest import LABEL_VECTORS, MANIFEST, Manifest, ManifestHead
 from data.shards.writing.output import UNFINISHED, OutputFolder, check_same
 from data.shards.writing.shard_file import WrittenShard, plan_shards, write_plan
 from data.skipped import SKIPPED, Skipped, to_lines
+from data.sources.label_vectors import VectorFile
 from data.sources.source import Source
 
 _TASKS_PER_WORKER = 2_000  # for fewer tasks, starting a process is not worthwhile
@@ -54,16 +55,17 @@ def write_shards(
     samples_per_shard: int = 10_000,
     workers: int | None = None,
     ray: str | None = None,
+    vectors: VectorFile | None = None,
     ignored: Sequence[Skipped] = (),
     report: Report = silent,
 ) -> Written:
     """Write `source` to a local folder or to an s3:// or gs:// URL, or resume an earlier run.
 
-    ignored: files that the source does not read. `skipped.jsonl` lists them along with the bad
-    samples. workers: the number of processes, each of which writes whole shards; None selects one
-    per core if there is enough work. ray: the address of a Ray cluster to use instead; a local
-    folder must then be shared by all nodes. report: a callback that is called as
-    `report(done, total)` with sample counts after each shard.
+    vectors: label vectors that replace those of the source. ignored: files that the source does not
+    read. `skipped.jsonl` lists them along with the bad samples. workers: the number of processes,
+    each of which writes whole shards; None selects one per core if there is enough work. ray: the
+    address of a Ray cluster to use instead; a local folder must then be shared by all nodes.
+    report: a callback that is called as `report(done, total)` with sample counts after each shard.
 
     Missing or truncated files of a finished folder are written again. Raises ValueError, and
     changes nothing, if the folder contains files other than these shards. A bad sample also raises
@@ -73,7 +75,8 @@ def write_shards(
     if samples_per_shard < 1:
         raise ValueError(f"samples_per_shard is {samples_per_shard}: it must be at least 1")
     described = source.describe()
-    parameters = {**described.parameters, "samples_per_shard": samples_per_shard}
+    of_vectors = {} if vectors is None else {"vectors": vectors.digest()}
+    parameters = {**described.parameters, **of_vectors, "samples_per_shard": samples_per_shard}
     about = SourceInfo(kind=described.kind, parameters=parameters)
     output = OutputFolder(folder)
     if (complete := _complete_manifest(output, about)) is not None:
@@ -119,11 +122,13 @@ def write_shards(
                 output.write(SKIPPED, content)
             else:
                 output.delete([SKIPPED])
-            vectors_sha256 = _write_vectors(output, source.label_vectors())
+            classes = source.classes()
+            rows = source.label_vectors() if vectors is None else vectors.of(classes)
+            vectors_sha256 = _write_vectors(output, rows)
             manifest = Manifest(
                 modality=source.modality,
                 source=about,
-                classes=source.classes(),
+                classes=classes,
                 shards=shards,
                 label_vectors=None if vectors_sha256 is None else LABEL_VECTORS,
                 label_vectors_sha256=vectors_sha256,
