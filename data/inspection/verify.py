@@ -6,6 +6,7 @@ texts and, optionally, whether images can be decoded.
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,13 +22,12 @@ from data.processes import over_jobs
 from data.remote.config import DEFAULT_CACHE, file_url
 from data.remote.fetch import fetch
 from data.retry import RetriesExhaustedError
-from data.shards.index import ShardIndex, read_index, read_key
+from data.shards.index import ShardIndex, read_index
 from data.shards.label_vectors import check_label_vectors
 from data.shards.manifest import Manifest, ShardInfo
 from data.skipped import SKIPPED
-from data.tars.headers import BLOCK
-from data.tars.indexing import INDEXED
-from data.tars.labels import Labels, label_text
+from data.tars.headers import BLOCK, member_name
+from data.tars.labels import INDEXED, Labels, label_text
 
 Kind = Literal[
     "missing shard",
@@ -42,8 +42,6 @@ Kind = Literal[
 ]
 _NAMED_PER_SHARD = 10  # bad samples that are reported on lines of their own
 _DECODING_COST = 20  # time per byte, relative to reading
-# Maps the row of a bad sample to (kind, text that follows the sample's key in the line).
-_Wrong = dict[int, tuple[Kind, str]]
 
 
 @dataclass(frozen=True)
@@ -61,16 +59,15 @@ class Damage:
 
 @dataclass(frozen=True)
 class _Rules:
-    """The properties that the samples of a folder must have.
-
-    classes: for tars that kway indexed but did not write, a map from labels to numbers; None if the
-    labels are already numbers. max_bytes: the size at which a download is stopped.
+    """The properties that the samples of a folder must have. labels: what the labels mean if kway
+    did not write the tars; otherwise, they are numbers. max_bytes: the size at which a download is
+    stopped.
     """
 
     folder: Path | str
     text: bool
     num_classes: int
-    classes: Labels | None
+    labels: Labels | None
     label_field: str
     decode: bool
     max_bytes: int
@@ -97,13 +94,12 @@ def damages(
     manifest = Manifest.read(folder) if manifest is None else manifest
     total = sum(shard.samples for shard in manifest.shards)
     size = sum(shard.bytes for shard in manifest.shards) * (_DECODING_COST if decode else 1)
-    about, is_indexed = manifest.source.parameters, manifest.source.kind == INDEXED
     rules = _Rules(
         folder=folder,
         text=manifest.modality == "text",
         num_classes=len(manifest.classes),
-        classes=Labels.of_manifest(manifest) if is_indexed else None,
-        label_field=str(about.get("label_field")),
+        labels=Labels.of_manifest(manifest) if manifest.source.kind == INDEXED else None,
+        label_field=str(manifest.source.parameters.get("label_field")),
         decode=decode,
         max_bytes=2 * max(shard.bytes for shard in manifest.shards),
     )
@@ -175,47 +171,64 @@ def _check_tar(rules: _Rules, shard: ShardInfo, path: Path, name: str) -> list[D
     except (ValueError, OSError) as error:
         found.append(Damage("index", str(error)))
     try:
-        digest = sha256_of(path)
-        wrong = {} if index is None else _wrong(rules, index, path)
+        digest, size = sha256_of(path), path.stat().st_size
+        samples = [] if index is None else _of_samples(rules, index, path, name)
     except OSError as error:  # the disk is unreadable
         return [*found, Damage("shard", f"{name} cannot be read: {error}")]
     if digest != shard.sha256:
-        size = path.stat().st_size
         sizes = "" if size == shard.bytes else f" and it has {size:,} of {shard.bytes:,} bytes"
-        found.append(
-            Damage(
-                "shard",
-                f"{name} was changed: its SHA-256 is {digest[:12]}…, but the manifest lists "
-                f"{shard.sha256[:12]}…{sizes}",
-            )
+        line = (
+            f"{name} was changed: its SHA-256 is {digest[:12]}…, but the manifest lists "
+            f"{shard.sha256[:12]}…{sizes}"
         )
-    return found if index is None else found + _of_samples(path, name, index, wrong)
+        found.append(Damage("shard", line))
+    return found + samples
 
 
-def _wrong(rules: _Rules, index: ShardIndex, path: Path) -> _Wrong:
-    """Return the bad samples. Members are read in the order of their offsets."""
-    wrong: _Wrong = {}
+def _of_samples(rules: _Rules, index: ShardIndex, path: Path, name: str) -> list[Damage]:
+    """Return one `Damage` per bad sample. Those beyond the tenth share one."""
+    wrong: dict[int, tuple[Kind, str]] = {}
+    found: list[Damage] = []
     with path.open("rb", buffering=0) as tar:
+        # Members are read in the order of their offsets.
         for entry in np.argsort(index.blocks, axis=None, kind="stable").tolist():
             row, column = divmod(entry, 2)
             offset, size = int(index.blocks[row, column]) * BLOCK, int(index.sizes[row, column])
             data = os.pread(tar.fileno(), size, offset)
             if (problem := _problem(rules, index, row, column, data)) is not None:
                 wrong.setdefault(row, problem)
-    return wrong
+        for row in sorted(wrong)[:_NAMED_PER_SHARD]:
+            kind, text = wrong[row]
+            try:
+                extension = index.extensions[int(index.extension[row, 0])]
+                key = member_name(tar.fileno(), int(index.blocks[row, 0]))
+                key = printable(key.removesuffix(f".{extension}"))
+            except ValueError:  # the tar header is damaged
+                key = f"sample {row}"
+            found.append(Damage(kind, f"{name}: {key}{text}"))
+    if more := len(wrong) - len(found):
+        found.append(Damage("bytes", f"{name}: {more:,} more damaged samples", more))
+    return found
 
 
 def _problem(
     rules: _Rules, index: ShardIndex, row: int, column: int, data: bytes
 ) -> tuple[Kind, str] | None:
-    """Return the kind and the description of what is wrong with a member, or None."""
+    """Return the kind of what is wrong with a member and the text that follows its key, or None."""
     is_intact = isal_zlib.crc32(data) == index.crc32[row, column]
     if column == 1:
         extension = index.extensions[int(index.extension[row, 1])]
-        return _of_label(rules, data, extension, int(index.labels[row]), is_intact=is_intact)
+        label = int(index.labels[row])
+        if not 0 <= label < rules.num_classes:
+            return "label", f" has label {label}, but there are only {rules.num_classes} classes"
+        with suppress(ValueError):
+            text = label_text(extension, data, rules.label_field)
+            found = int(text) if rules.labels is None else rules.labels.label(text)
+            if is_intact and found == label:
+                return None
+        return "label", f".{extension} differs from the label in the index, {label}"
     if not is_intact:
-        is_cut = len(data) < index.sizes[row, column]
-        end = " (the file ends before it)" if is_cut else ""
+        end = " (the file ends before it)" if len(data) < index.sizes[row, column] else ""
         return "bytes", f": its checksum does not match{end}"
     try:
         if rules.text:
@@ -229,40 +242,3 @@ def _problem(
     except ValueError as error:
         return "image", f": {error}"
     return None
-
-
-def _of_label(
-    rules: _Rules, data: bytes, extension: str, label: int, *, is_intact: bool
-) -> tuple[Kind, str] | None:
-    if not 0 <= label < rules.num_classes:
-        return "label", f" has label {label}, but there are only {rules.num_classes} classes"
-    matches = is_intact
-    if is_intact and rules.classes is None:
-        matches = data == str(label).encode()
-    elif is_intact and rules.classes is not None:
-        try:
-            matches = rules.classes.label(label_text(extension, data, rules.label_field)) == label
-        except ValueError:
-            matches = False
-    if matches:
-        return None
-    return "label", f".{extension} differs from the label in the index, {label}"
-
-
-def _of_samples(path: Path, name: str, index: ShardIndex, wrong: _Wrong) -> list[Damage]:
-    """Return one `Damage` per bad sample. Those beyond the tenth share one."""
-    found: list[Damage] = []
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        for row in sorted(wrong)[:_NAMED_PER_SHARD]:
-            kind, text = wrong[row]
-            try:
-                key = printable(read_key(descriptor, index, row))
-            except ValueError:
-                key = f"sample {row}"
-            found.append(Damage(kind, f"{name}: {key}{text}"))
-    finally:
-        os.close(descriptor)
-    if more := len(wrong) - len(found):
-        found.append(Damage("bytes", f"{name}: {more:,} more damaged samples", more))
-    return found

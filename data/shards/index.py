@@ -23,7 +23,7 @@ from data.remote.fetch import fetch
 from data.retry import retried
 from data.shards.manifest import ShardInfo
 from data.skipped import Skipped
-from data.tars.headers import BLOCK, member_name
+from data.tars.headers import BLOCK
 
 FORMAT = 1
 LABEL_EXTENSION = "cls"
@@ -226,15 +226,3 @@ def _parsed(content: bytes) -> ShardIndex:
     extension = tensors["extension"].transpose()
     skipped = tuple(Skipped(*one) for one in about.get("skipped", ()))
     return ShardIndex(info, extensions, blocks, sizes, crc32, extension, tensors["labels"], skipped)
-
-
-def read_key(descriptor: int, index: ShardIndex, row: int) -> str:
-    """Return the sample's webdataset key from its tar header.
-
-    Raises ValueError for a damaged header.
-    """
-    try:
-        name = member_name(descriptor, int(index.blocks[row, 0]))
-    except ValueError as error:
-        raise ValueError(f"the tar header of sample {row} is damaged ({error})") from error
-    return name.removesuffix("." + index.extensions[int(index.extension[row, 0])])
