@@ -1,5 +1,8 @@
-"""The base classes of sources that read their input twice: the first pass selects rows
-(`data/sources/selection.py`), and the second writes them.
+"""The base class of sources that read their input twice: the first pass selects labeled rows and
+determines duplicates, classes, order and splits; the second writes them.
+
+60 bytes about each row are inserted into a DuckDB database, which groups and sorts on disk, so
+memory use does not grow with the number of rows. Every query that depends on an order states it.
 """
 
 import hashlib
@@ -7,43 +10,53 @@ import os
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import field
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from shutil import rmtree
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import Field
-from pydantic.dataclasses import dataclass
+import duckdb
+import numpy as np
 
 from data.classes.class_list import ClassInfo
-from data.input_path import Input
 from data.messages import Report, shown, silent
-from data.option import Argument, Option, Supplied
-from data.processes import over_jobs
-from data.shards.hierarchy import PATH
-from data.shards.split_names import renamed_splits, shard_splits, split_name
+from data.shards.hierarchy import PATH, SEPARATOR, join_path
+from data.shards.split_names import TEST, TRAIN, renamed_splits, shard_splits
 from data.sources.names import spelling_notes
-from data.sources.records import AnyFile, Fields, Record, open_records, text_field
-from data.sources.selection import (
-    FIRST_DAMAGED,
-    Batch,
-    Row,
-    Selected,
-    Task,
-    gather,
-    select,
-)
-from data.sources.source import STRICT, Source
+from data.sources.rows import COLUMNS, FIRST_DAMAGED, TASK, Batch, Row, Task, Tasks, gather
+from data.sources.source import Source
 from data.tars.labels import label_order
 
+_CONTENTS = "contents"
 _CHUNK_BYTES, _CHUNK_ROWS = 8 << 20, 10_000
+_FETCHED = 100_000
+# Each thread needs memory to sort.
+_DUCKDB = {"memory_limit": "1GB", "threads": 4, "preserve_insertion_order": False}
 
 T = TypeVar("T")
 
 
+@dataclass
+class Selected:
+    """The result of the first pass. splits: the tasks of the splits that have samples. spellings:
+    the spellings of the labels that have several. paths: the hierarchy above each label that has
+    one. counts: a map from readable descriptions to numbers.
+    """
+
+    labels: list[str]
+    splits: dict[str, Tasks]
+    spellings: dict[str, list[str]]
+    paths: dict[str, str]
+    counts: Counter[str]
+
+
 class FirstPassSource(Source):
-    """A source whose first pass stores its result in `work` and reports its progress."""
+    """A source whose first pass stores its result in `work` and reports its progress.
+
+    duplicates: whether to keep only the first of several rows with the same content, label and
+    split. across: whether to remove training rows whose content also occurs in another split.
+    """
 
     reads_first = True
 
@@ -93,15 +106,49 @@ class FirstPassSource(Source):
 
     @cached_property
     def _selected(self) -> Selected:
-        return select(
-            self.work,
-            self.batches(),
-            choose=self.choose,
-            where=self.where,
-            drop_duplicates=self.duplicates == "drop",
-            drop_across=self.across == "drop",
-            is_text=self.modality == "text",
-        )
+        """The result of the first pass. A folder that a killed command left behind is replaced.
+
+        Raises ValueError for an unrelated folder, for rows that break a rule, and if no classes
+        remain.
+        """
+        folder = self.work
+        if folder.exists():
+            if any(folder.iterdir()) and not (folder / _CONTENTS).is_file():
+                raise ValueError(
+                    f"{folder} contains unrelated files: choose another folder for the shards"
+                )
+            rmtree(folder)
+        folder.mkdir(parents=True)
+        config: dict[str, Any] = {**_DUCKDB, "temp_directory": str(folder / "sorting")}
+        with duckdb.connect(str(folder / "rows.duckdb"), config=config) as rows:
+            counts = _store(rows, self.batches(), folder / _CONTENTS)
+            noun = "texts"
+            if self.modality != "text":
+                noun = "images"
+                _check_one_label(rows, self.where)
+            spellings = rows.execute(
+                "SELECT label, list_sort(list(DISTINCT spelling)) FROM rows GROUP BY label"
+                " HAVING count(DISTINCT spelling) > 1 ORDER BY label"
+            ).fetchall()
+            for what, action, condition in (
+                ("duplicates", self.duplicates, _DUPLICATE),
+                (f"training {noun} that also occur in another split,", self.across, _ACROSS),
+            ):
+                is_dropped = action == "drop"
+                query = "DELETE" if is_dropped else "SELECT count(*)"
+                found = rows.execute(f"{query} FROM rows WHERE {condition}").fetchall()
+                counts[f"{what} {'dropped' if is_dropped else 'kept'}"] += int(found[0][0])
+            samples, trained = Counter[str](), Counter[str]()
+            for label, number, in_train in rows.execute(
+                "SELECT label, count(*), count(*) FILTER (split = 'train') FROM rows"
+                " GROUP BY label ORDER BY label"
+            ).fetchall():
+                samples[label], trained[label] = number, in_train
+            labels = self.choose(samples, +trained)
+            if excluded := samples.total() - sum(samples[name] for name in labels):
+                counts["samples of excluded classes"] = excluded
+            splits = _write_tasks(rows, labels, folder)
+            return Selected(labels, splits, dict(spellings), _paths(rows), counts)
 
     def classes(self) -> tuple[ClassInfo, ...]:
         paths = self._selected.paths
@@ -137,118 +184,94 @@ class FirstPassSource(Source):
         return {**super().__getstate__(), "report": silent}
 
 
-@dataclass(frozen=True, config=STRICT)
-class RecordSource(FirstPassSource):
-    """A source of record files or Parquet tables. This process reads the records, and several
-    processes parse them.
-    """
+_DUPLICATE = (
+    "rowid IN (SELECT rowid FROM rows QUALIFY row_number() OVER"
+    " (PARTITION BY high, low, label, split ORDER BY file, position) > 1)"
+)
+_ACROSS = (
+    "split = 'train' AND EXISTS (SELECT 1 FROM rows AS other WHERE other.high = rows.high"
+    " AND other.low = rows.low AND other.split != 'train')"
+)
 
-    files: Annotated[
-        tuple[Input, ...],
-        Argument(),
-        Field(description=".csv, .tsv, .jsonl or .parquet files, or .txt with one text per line"),
-    ]
-    work: Annotated[Path, Supplied()]
-    # For inherited fields, pydantic reads `kw_only` from each field, not from the decorator.
-    split: str | None = Field(
-        default=None,
-        kw_only=True,
-        description="column that contains the split; default: --test-fraction is held out",
+
+def _store(rows: duckdb.DuckDBPyConnection, batches: Iterable[Batch], path: Path) -> Counter[str]:
+    """Insert the rows, append their contents to the file `path`, and return the total counts."""
+    rows.execute(
+        "CREATE TABLE rows (high UBIGINT, low UBIGINT, label VARCHAR, spelling VARCHAR,"
+        " split VARCHAR, path VARCHAR, file UINTEGER, position UBIGINT, start UBIGINT,"
+        " size UINTEGER, key_size UINTEGER)"
     )
-    test_fraction: float = Field(
-        default=0.1,
-        ge=0,
-        lt=1,
-        kw_only=True,
-        description="fraction of rows to hold out, chosen by a hash of the text or image",
-    )
-    across: Annotated[Literal["drop", "keep"], Option("--drop-across", flag="drop")] = Field(
-        default="keep",
-        kw_only=True,
-        description="drop training rows that also occur in another split",
-    )
-    min_count: int = Field(
-        default=1, ge=1, kw_only=True, description="minimum number of rows per class"
-    )
-    workers: Annotated[int | None, Supplied()] = Field(default=None, kw_only=True)
-    report: Annotated[Report, Supplied()] = field(
-        default=silent, kw_only=True, compare=False, repr=False
-    )
-
-    @property
-    def columns(self) -> Sequence[str]:
-        """The columns of a Parquet table to read; by default, all."""
-        return ()
-
-    @abstractmethod
-    def row(
-        self, number: int, file: AnyFile, record: Record, counts: Counter[str]
-    ) -> Iterator[Row]:
-        """Yield the labeled rows of a record of file `number`, or count the record in `counts` by
-        the reason why it has none.
-        """
-
-    @property
-    def input(self) -> object:
-        return self.files[0] if len(self.files) == 1 else f"{self.files[0]} and others"
-
-    def where(self, file: int, position: int) -> str:
-        return self._opened[file].where(position)
-
-    def announcement(self) -> str | None:
-        if self.split is not None or not self.test_fraction:
-            return None
-        return (
-            f"random split, because there is no --split: {self.test_fraction:.0%} of the rows "
-            "become `test`"
-        )
-
-    def _split_of(self, fields: Fields) -> str | None:
-        """Return the split of a record. Raises ValueError with the invalid name."""
-        if self.split is None:
-            return None
-        name = (text_field(fields, self.split) or "").strip().lower()
-        if not name.isidentifier():
-            raise ValueError(
-                f"has the split {shown(name)}: use names such as train and test in column "
-                f"{self.split!r}"
-            )
-        return split_name(name)
-
-    def _check_columns(self, names: Sequence[str]) -> None:
-        """Raise ValueError for a file without one of the columns `names`."""
-        for one in self._opened:
-            missing = [name for name in names if name not in (one.columns or names)]
-            if missing:
-                raise ValueError(
-                    f"{one.path}: column {missing[0]!r} does not exist: choose from "
-                    f"{', '.join(one.columns or ())[:200]}"
-                )
-
-    @cached_property
-    def _opened(self) -> list[AnyFile]:
-        return [open_records(path) for path in self.files]
-
-    def batches(self) -> Iterator[Batch]:
-        total = sum(path.stat().st_size for path in self.files)
-        chunks = (
-            (number, file, chunk)
-            for number, file in enumerate(self._opened)
-            for chunk in in_chunks(file.records(self.columns), lambda record: record.size)
-        )
-        done = 0
-        work = partial(_parsed, self)
-        for batch in over_jobs(work, chunks, total_bytes=total, workers=self.workers):
-            yield batch
-            done += batch.size
-            self.report(done, total)
-
-
-def _parsed(source: RecordSource, chunk: tuple[int, AnyFile, list[Record]]) -> Batch:
-    number, file, records = chunk
     counts = Counter[str]()
-    rows = (row for record in records for row in source.row(number, file, record, counts))
-    return gather(rows, source.test_fraction, counts, sum(record.size for record in records))
+    with path.open("wb") as contents:
+        for columns, data, counted, _ in batches:
+            counts.update(counted)
+            if len(columns["start"]):
+                columns["start"] += np.uint64(contents.tell())
+                contents.write(data)
+                rows.execute(f"INSERT INTO rows SELECT {', '.join(COLUMNS)} FROM columns")
+    return counts
+
+
+def _check_one_label(rows: duckdb.DuckDBPyConnection, where: Callable[[int, int], str]) -> None:
+    """Raise ValueError with the first rows that have the same content and different labels."""
+    found = rows.execute(
+        "SELECT high, low FROM rows GROUP BY high, low HAVING min(label) != max(label)"
+        " ORDER BY min((file::UHUGEINT << 64) + position) LIMIT 1"
+    ).fetchone()
+    if found is None:
+        return
+    (*one, label), (*other, other_label) = rows.execute(
+        "SELECT file, position, label FROM rows WHERE high = ? AND low = ?"
+        " QUALIFY row_number() OVER (PARTITION BY label ORDER BY file, position) = 1"
+        " ORDER BY file, position LIMIT 2",
+        list(found),
+    ).fetchall()
+    raise ValueError(
+        f"{where(*one)} and {where(*other)}: the same image has the labels "
+        f"{shown(label)} and {shown(other_label)}: remove one of them"
+    )
+
+
+def _write_tasks(
+    rows: duckdb.DuckDBPyConnection, labels: list[str], folder: Path
+) -> dict[str, Tasks]:
+    """Write the tasks of each split that has some, in the order of their hashes."""
+    classes = {"label": np.array(labels, object), "number": np.arange(len(labels))}  # noqa: F841
+    rows.execute("CREATE TEMP TABLE classes AS SELECT * FROM classes")
+    given = [name for (name,) in rows.execute("SELECT DISTINCT split FROM rows").fetchall()]
+    contents = np.memmap(folder / _CONTENTS, np.uint8, "r")
+    tasks = {}
+    for split in [TRAIN, TEST, *sorted(set(given) - {TRAIN, TEST})]:
+        rows.execute(
+            "SELECT start, size, key_size, number FROM rows JOIN classes USING (label)"
+            " WHERE split = ? ORDER BY high, low, label, file, position",
+            [split],
+        )
+        path = folder / f"{split}.tasks"
+        with path.open("wb") as file:
+            while found := rows.fetchmany(_FETCHED):
+                np.array(found, TASK).tofile(file)
+        if path.stat().st_size:
+            tasks[split] = Tasks(np.memmap(path, TASK, "r"), contents)
+    return tasks
+
+
+def _paths(rows: duckdb.DuckDBPyConnection) -> dict[str, str]:
+    """Return the hierarchy of each label. Raises ValueError for a label with two, and for invalid
+    names.
+    """
+    found = rows.execute(
+        "SELECT label, min(path), max(path) FROM rows GROUP BY label HAVING max(path) != ''"
+        " ORDER BY label"
+    ).fetchall()
+    for label, one, other in found:
+        if one != other:
+            raise ValueError(
+                f"class {shown(label)} has two hierarchies, {shown(one)} and {shown(other)}: write "
+                f"one {PATH} per class"
+            )
+        join_path(one.split(SEPARATOR))
+    return {label: path for label, path, _ in found}
 
 
 def in_chunks(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:

@@ -26,7 +26,7 @@ from data.skipped import Skipped
 from data.sources.first_pass import FirstPassSource, work_folder
 from data.sources.names import class_name
 from data.sources.packing import PackedImages
-from data.sources.selection import Row, Task
+from data.sources.rows import Row, Task
 from data.sources.source import STRICT, Modality, Sample
 
 

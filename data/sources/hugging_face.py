@@ -24,7 +24,7 @@ from data.sources.first_pass import FirstPassSource
 from data.sources.names import class_name
 from data.sources.packing import PackedImages
 from data.sources.records import digest
-from data.sources.selection import Row, Task
+from data.sources.rows import Row, Task
 from data.sources.source import STRICT, Modality, Sample
 
 _BUILDERS = {".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", ".jsonl": "json"}

@@ -19,10 +19,10 @@ from data.input_path import Input
 from data.messages import shown
 from data.option import Option
 from data.skipped import Skipped
-from data.sources.first_pass import RecordSource
 from data.sources.image_files import is_image_name
 from data.sources.names import class_name
 from data.sources.packing import PackedImages
+from data.sources.record_source import RecordSource
 from data.sources.records import (
     AnyFile,
     Fields,
@@ -32,7 +32,7 @@ from data.sources.records import (
     field_value,
     text_field,
 )
-from data.sources.selection import Row, Task
+from data.sources.rows import Row, Task
 from data.sources.source import STRICT, Modality, Sample
 
 _IMAGE_OPTIONS = {"images", *(field.name for field in fields(PackedImages))}

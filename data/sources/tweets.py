@@ -15,10 +15,10 @@ from pydantic.dataclasses import dataclass
 from data.classes.class_list import ClassInfo
 from data.messages import one_line
 from data.option import Option
-from data.sources.first_pass import RecordSource
 from data.sources.names import class_name
+from data.sources.record_source import RecordSource
 from data.sources.records import AnyFile, Fields, Record, digest, text_field
-from data.sources.selection import DAMAGED, FIRST_DAMAGED, Row, Task
+from data.sources.rows import DAMAGED, FIRST_DAMAGED, Row, Task
 from data.sources.source import STRICT, Sample
 from data.text.cleaning import clean, is_retweet
 from data.text.emoji_classes import emoji_classes, emoji_vectors

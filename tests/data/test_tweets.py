@@ -196,7 +196,7 @@ def test_the_shards_do_not_depend_on_chunks_or_processes(
     file = lines(tmp_path / "a.txt", *texts)
     _, whole = write(tmp_path / "whole", file)
     monkeypatch.setattr("data.sources.first_pass._CHUNK_ROWS", 70)
-    monkeypatch.setattr("data.sources.selection._FETCHED", 100)
+    monkeypatch.setattr("data.sources.first_pass._FETCHED", 100)
     _, in_parts = write(tmp_path / "parts", file, workers=2)
     assert len(whole) == len(set(whole)) > 800
     assert in_parts == whole
