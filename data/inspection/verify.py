@@ -19,7 +19,7 @@ from isal import isal_zlib
 from data.files import sha256_of
 from data.messages import Report, pluralize, printable
 from data.processes import over_jobs
-from data.remote.config import DEFAULT_CACHE, file_url
+from data.remote.config import DEFAULT_CACHE, address
 from data.remote.fetch import fetch
 from data.retry import RetriesExhaustedError
 from data.shards.index import ShardIndex, read_index
@@ -141,11 +141,11 @@ def recorded_losses(folder: Path | str, manifest: Manifest) -> list[str]:
 
 def _check(rules: _Rules, shard: ShardInfo) -> list[Damage]:
     """Return all damage in one shard. A shard at a URL is first downloaded to a temporary file."""
-    folder = rules.folder
-    where = folder / shard.file if isinstance(folder, Path) else file_url(folder, shard.file)
+    folder, where = rules.folder, address(rules.folder, shard.file)
     lost = [Damage("missing shard", f"{where} is missing: {shard.samples:,} samples are lost")]
-    if isinstance(where, Path):
-        return _check_tar(rules, shard, where, str(where)) if where.is_file() else lost
+    if isinstance(folder, Path):
+        path = folder / shard.file
+        return _check_tar(rules, shard, path, where) if path.is_file() else lost
     # The file has no name, so its space is freed even if this process is killed.
     with TemporaryFile() as tar:
         try:

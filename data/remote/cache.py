@@ -6,20 +6,20 @@ file's name identifies its content.
 """
 
 import fcntl
-import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 from zlib import crc32
 
 from data.files import explained, flush
-from data.remote.config import CacheConfig
+from data.remote.config import CacheConfig, file_url
 from data.remote.fetch import fetch
 
 Fill = Callable[[IO[bytes]], None]
+Answer = TypeVar("Answer")
 
 _INCOMING = "incoming"
 _EVICTION = "eviction"  # the lock with which a process counts and evicts files
@@ -71,6 +71,24 @@ class Cache:
         with suppress(BlockingIOError), self._locked(_lock_of(name), wait=False):
             found = self._existing(name, size)
             os.close(self._make(name, fill, size) if found is None else found)
+
+    def read(
+        self, name: str, fill: Fill, parse: Callable[[Path], Answer], *, size: int | None = None
+    ) -> Answer:
+        """Return `parse(path of the file)`. A file that `parse` rejects with ValueError, because it
+        is damaged, is created once more.
+
+        Raises OSError if the cache is so small that the file is evicted at once.
+        """
+        for is_last in (False, True):
+            os.close(self.open(name, fill, size=size))
+            try:
+                return parse(self.path(name))
+            except (ValueError, FileNotFoundError) as error:
+                if is_last and isinstance(error, ValueError):
+                    raise
+                self.remove(name)
+        raise OSError(f"{self.path(name)} was evicted at once: raise data.cache.gigabytes")
 
     def remove(self, name: str) -> None:
         """Delete a damaged file."""
@@ -170,24 +188,30 @@ class Cache:
                 fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def cached_copy(url: str, sha256: str, config: CacheConfig, *, verify: bool) -> Path:
-    """Return the path of the copy of a file, which is named by its SHA-256. Raises the errors of
-    `fetch`.
+def read_mapped(
+    folder: Path | str,
+    name: str,
+    sha256: str,
+    config: CacheConfig,
+    parse: Callable[[Path], Answer],
+) -> Answer:
+    """Return `parse(path)` of a file with this SHA-256 in a folder at a path or, through the cache,
+    at a URL.
 
-    verify: whether to read the copy and to fetch it again if it is damaged.
+    `parse` raises ValueError for a damaged file. Raises FileNotFoundError and the errors of
+    `fetch`.
     """
-    cache = Cache(config.folder, config.max_bytes)
-    name = f"{sha256}.safetensors"
+    if isinstance(folder, Path):
+        path = folder / name
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is missing: copy it or run kway shard again")
+        return parse(path)
+    cache, url = Cache(config.folder, config.max_bytes), file_url(folder, name)
 
     def fill(file: IO[bytes]) -> None:
         fetch(url, file, attempts=config.attempts, max_bytes=cache.max_bytes, sha256=sha256)
 
-    for _ in range(2):
-        with open(cache.open(name, fill, size=None), "rb") as file:
-            if not verify or hashlib.file_digest(file, "sha256").hexdigest() == sha256:
-                return cache.path(name)
-        cache.remove(name)
-    raise OSError(f"{cache.path(name)} is damaged although it was fetched again: check the disk")
+    return cache.read(f"{sha256}.safetensors", fill, parse)
 
 
 def _lock_of(name: str) -> str:

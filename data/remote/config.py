@@ -48,6 +48,11 @@ def file_url(folder: str, file: str) -> str:
     return f"{folder}/{quote(file) if folder.startswith('http') else file}"
 
 
+def address(folder: Path | str, file: str) -> str:
+    """Return the path or URL of a file in the folder at a path or URL."""
+    return file_url(folder, file) if isinstance(folder, str) else str(folder / file)
+
+
 class CacheConfig(FrozenConfig):
     """The cache for shards at a URL, shared by all processes on a machine.
 

@@ -7,11 +7,16 @@ all backends raise the same errors.
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import IO, Any
+from io import BytesIO
+from pathlib import Path
+from typing import IO, Any, TypeVar
 
 from data.extras import install_command
 from data.messages import SHARD_AGAIN
-from data.retry import TransientError, wait_before_retry
+from data.remote.config import file_url
+from data.retry import TransientError, retried, wait_before_retry
+
+Answer = TypeVar("Answer")
 
 REMEDY = (
     "check the network and the server, and run the same command again, or raise data.cache.attempts"
@@ -156,6 +161,31 @@ def fetch(
         except TransientError as error:
             failure = error
         wait_before_retry(url, failure, attempt, attempts=attempts, remedy=REMEDY)
+
+
+def read_file(
+    folder: Path | str,
+    name: str,
+    parse: Callable[[bytes], Answer],
+    *,
+    attempts: int,
+    max_bytes: int,
+) -> Answer:
+    """Return `parse(content)` of a file in a folder at a path or URL. Retries after a transient
+    error.
+    """
+    if isinstance(folder, Path):
+        path = folder / name
+        return parse(retried(str(path), path.read_bytes))
+    content = BytesIO()
+    found: Answer = fetch(
+        file_url(folder, name),
+        content,
+        attempts=attempts,
+        max_bytes=max_bytes,
+        parse=lambda: parse(content.getvalue()),
+    )
+    return found
 
 
 def _fetch_once(

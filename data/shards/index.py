@@ -9,7 +9,6 @@ import json
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,9 +17,8 @@ from isal import isal_zlib
 from safetensors.numpy import save
 
 from data.messages import SHARD_AGAIN
-from data.remote.config import file_url
-from data.remote.fetch import fetch
-from data.retry import retried
+from data.remote.config import address
+from data.remote.fetch import read_file
 from data.shards.manifest import ShardInfo
 from data.skipped import Skipped
 from data.tars.headers import BLOCK
@@ -169,20 +167,11 @@ def read_index(folder: Path | str, shard: ShardInfo, *, attempts: int) -> ShardI
     Raises FileNotFoundError if the index is missing, and ValueError if it is damaged or has the
     wrong format.
     """
-    name, content = index_path(Path(shard.file)).name, BytesIO()
-    where = file_url(folder, name) if isinstance(folder, str) else str(folder / name)
-    header, each = _MAX_BYTES
+    name = index_path(Path(shard.file)).name
+    where, (header, each) = address(folder, name), _MAX_BYTES
+    max_bytes = header + each * shard.samples
     try:
-        if isinstance(folder, Path):
-            return parse_index(retried(where, (folder / name).read_bytes))
-        found: ShardIndex = fetch(
-            where,
-            content,
-            attempts=attempts,
-            max_bytes=header + each * shard.samples,
-            parse=lambda: parse_index(content.getvalue()),
-        )
-        return found
+        return read_file(folder, name, parse_index, attempts=attempts, max_bytes=max_bytes)
     except FileNotFoundError:
         raise FileNotFoundError(f"{where} is missing: copy it, or {SHARD_AGAIN}") from None
     except ValueError as error:

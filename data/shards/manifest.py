@@ -10,8 +10,8 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from io import BytesIO
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,9 +29,9 @@ from pydantic import (
 from data.classes.class_list import ClassInfo, ClassList
 from data.classes.strings import Strings
 from data.files import sha256_of
-from data.remote.cache import cached_copy
-from data.remote.config import DEFAULT_CACHE, CacheConfig, check_url, file_url, is_url
-from data.remote.fetch import fetch
+from data.remote.cache import read_mapped
+from data.remote.config import DEFAULT_CACHE, CacheConfig, address, folder_or_url, is_url
+from data.remote.fetch import read_file
 from data.retry import retried
 from data.tars.headers import BLOCK
 
@@ -237,40 +237,23 @@ class Manifest(_Record):
     @classmethod
     def read(cls, folder: Path | str, cache: CacheConfig = DEFAULT_CACHE) -> "Manifest":
         """Read the manifest without checking the shards."""
+        folder = folder_or_url(str(folder))
+        if isinstance(folder, Path) and not retried(str(folder), (folder / MANIFEST).is_file):
+            raise FileNotFoundError(
+                f"{folder / MANIFEST} is missing: run kway shard (again, if a run was "
+                "interrupted), or copy the file if it was lost"
+            )
 
         def open_classes(about: ClassFile) -> ClassList:
-            if is_url(folder):
-                url = file_url(check_url(str(folder)), about.file)
-                path = cached_copy(url, about.sha256, cache, verify=False)
-                with suppress(ValueError, FileNotFoundError):  # damaged, or evicted meanwhile
-                    return ClassList.open(path, about.num_classes)
-                path = cached_copy(url, about.sha256, cache, verify=True)
-                return ClassList.open(path, about.num_classes)
-            path = Path(folder) / about.file
-            if not path.is_file():
-                raise FileNotFoundError(f"{path} is missing: copy it or run kway shard again")
-            return ClassList.open(path, about.num_classes)
+            opened = partial(ClassList.open, num_classes=about.num_classes)
+            return read_mapped(folder, about.file, about.sha256, cache, opened)
 
-        if is_url(folder):
-            url = file_url(check_url(str(folder)), MANIFEST)
-            content = BytesIO()
-            found: Manifest = fetch(
-                url,
-                content,
-                attempts=cache.attempts,
-                max_bytes=_MAX_MANIFEST_BYTES,
-                parse=lambda: cls._parse(content.getvalue(), url, open_classes),
-            )
-            return found
-        path = Path(folder) / MANIFEST
-        try:
-            stored = retried(str(path), path.read_bytes)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-            raise FileNotFoundError(
-                f"{path} is missing: run kway shard (again, if a run was interrupted), or copy the "
-                "file if it was lost"
-            ) from error
-        return cls._parse(stored, str(path), open_classes)
+        def parse(content: bytes) -> Manifest:
+            return cls._parse(content, address(folder, MANIFEST), open_classes)
+
+        return read_file(
+            folder, MANIFEST, parse, attempts=cache.attempts, max_bytes=_MAX_MANIFEST_BYTES
+        )
 
     @classmethod
     @paused_gc()

@@ -8,9 +8,7 @@ not change. `data/loading/sampling.py` defines how often each set is sampled.
 
 import hashlib
 import logging
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 
 from data.classes.class_list import ClassList
 from data.classes.columns import write_columns
@@ -80,17 +78,9 @@ def _united_classes(manifests: Sequence[Manifest], config: CacheConfig) -> Class
     name = f"{hashlib.sha256(of_sets.encode()).hexdigest()}.classes"
     try:
         cache = Cache(config.folder, config.max_bytes)
-        for _ in range(2):
-            os.close(
-                cache.open(name, lambda file: write_columns(file, united().columns), size=None)
-            )
-            with suppress(ValueError, FileNotFoundError):  # damaged, or evicted meanwhile
-                return ClassList.open(cache.path(name))
-            cache.remove(name)
-        reason = "the cache is too small: raise data.cache.gigabytes"
+        return cache.read(name, lambda f: write_columns(f, united().columns), ClassList.open)
     except OSError as error:
-        reason = str(error)
-    _log.warning("%s; keeping the class list of the mixture in memory", reason)
+        _log.warning("%s; keeping the class list of the mixture in memory", error)
     return united()
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from data.loading.order import Order
 from data.messages import kway_command
 from data.remote.cache import Cache
-from data.remote.config import CacheConfig, file_url
+from data.remote.config import CacheConfig, address
 from data.remote.fetch import fetch
 from data.retry import wait_before_retry
 from data.shards.manifest import ShardInfo
@@ -47,8 +47,7 @@ class Shard(NamedTuple):
     @property
     def address(self) -> str:
         """The path or URL of the shard."""
-        folder, file = self.folder, self.info.file
-        return file_url(folder, file) if isinstance(folder, str) else str(folder / file)
+        return address(self.folder, self.info.file)
 
     @property
     def cached_name(self) -> str:

@@ -88,17 +88,22 @@ def open_split_index(
             digest.update(_signature(index_path(shard.folder / shard.info.file)))
     name = f"{digest.hexdigest()}.split-index"
     write = partial(_write, shards=shards, relabel=relabel, config=config)
+
+    def read(path: Path) -> SplitIndex:
+        with path.open("rb") as file:
+            # Read the file for its checksum instead of mapping it, so that only the pages that are
+            # used later are in the memory of this process.
+            crc32 = _crc32(file, file.seek(-4, os.SEEK_END))
+            if file.read() != crc32:
+                _log.warning("%s is damaged: building it again", path)
+                raise ValueError(f"{path} is damaged: check the disk")
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        content.madvise(mmap.MADV_RANDOM)  # otherwise, a lookup also reads nearby pages
+        return _read(content, num_samples)
+
     try:
         cache = Cache(config.folder, config.max_bytes)
-        for _ in range(2):
-            descriptor = cache.open(name, write, size=index_bytes(num_samples))
-            with open(descriptor, "rb") as file:
-                if _is_intact(file):
-                    content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-                    content.madvise(mmap.MADV_RANDOM)  # otherwise, a lookup also reads nearby pages
-                    return _read(content, num_samples)
-            _log.warning("%s is damaged: building it again", cache.path(name))
-            cache.remove(name)
+        return cache.read(name, write, read, size=index_bytes(num_samples))
     except (FileNotFoundError, TransientError):
         raise
     except OSError as error:
@@ -127,13 +132,6 @@ def _write(file: IO[bytes], shards: Sequence[Shard], relabel: Relabel, config: C
     file.write(json.dumps(list(extensions)).encode().ljust(_ABOUT_BYTES - 4))
     crc32 = _crc32(file, starts[-1] + _ABOUT_BYTES - 4)
     file.write(crc32)
-
-
-def _is_intact(file: IO[bytes]) -> bool:
-    # Read the file for its checksum instead of mapping it, so that only the pages that are used
-    # later are in the memory of this process.
-    crc32 = _crc32(file, file.seek(-4, os.SEEK_END))
-    return file.read() == crc32
 
 
 def _crc32(file: IO[bytes], size: int) -> bytes:
