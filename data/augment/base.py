@@ -50,7 +50,7 @@ class Draws:
 
     def __init__(self) -> None:
         self._philox = np.random.Philox()
-        self._start: Any = _philox(0, _SAMPLES, 0, 0).state
+        self._start: Any = philox(0, _SAMPLES, 0, 0).state
         self._key, self._counter = self._start["state"]["key"], self._start["state"]["counter"]
         self.rng = np.random.Generator(self._philox)
 
@@ -63,10 +63,11 @@ class Draws:
 
 def pair_rng(seed: int, position: int) -> np.random.Generator:
     """Return a generator that is the same for positions 2n and 2n + 1 of the endless stream."""
-    return np.random.Generator(_philox(seed, _PAIRS, position // 2, 0))
+    return np.random.Generator(philox(seed, _PAIRS, position // 2, 0))
 
 
-def _philox(seed: int, stream: int, index: int, epoch: int) -> np.random.Philox:
+def philox(seed: int, stream: int, index: int, epoch: int) -> np.random.Philox:
+    """Return the bit generator of one of the uses (`stream`) of a seed."""
     # Philox increments the first word of its counter, and the other words identify the stream.
     counter = np.array([0, index, epoch, 0], dtype=np.uint64)
     return np.random.Philox(key=np.array([seed, stream], dtype=np.uint64), counter=counter)

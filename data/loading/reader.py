@@ -7,15 +7,15 @@ do not change.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from data.augment.base import pair_rng
+from data.augment.base import pair_rng, philox
 from data.augment.mix import Mix
 from data.config import DataConfig
 from data.images.decode import contiguous
@@ -24,7 +24,6 @@ from data.loading.inputs import ImageInputs, Items, TextInputs
 from data.loading.order import Locate, Order
 from data.shards.split import BadSampleError, Split
 
-Content = TypeVar("Content")
 Inputs = ImageInputs | TextInputs
 
 _STREAM = 0x73756273  # "subs": separates these random draws from those of augmentation
@@ -59,37 +58,54 @@ class Reader(Dataset):
     def read(self, request: Any) -> Batch:
         """Return the batch. Raises ValueError or OSError if the samples cannot be read."""
 
-    def decoded(self, index: int, decode: Callable[[bytes], Any]) -> tuple[Any, int]:
-        """Read sample `index`, and return the result of `decode` for its bytes, and its label.
-
-        Raises BadSampleError if the sample is damaged.
-        """
-        data, _, label = self.split.read(index)
-        try:
-            return decode(data), label
-        except ValueError as error:
-            raise self.split.bad(index, str(error)) from error
-
     def items(
         self,
-        contents: Iterator[bytes | None],
+        samples: np.ndarray,
         batch: Items,
-        read_again: Callable[[int, Callable[[bytes], Any]], Any],
-    ) -> Iterator[Any]:
-        """Yield the items of the samples `contents`, of which bad ones may be None.
+        candidates: Callable[[int], Iterable[int]] = lambda row: (),
+    ) -> tuple[np.ndarray, Iterator[Any], dict[int, Substitute]]:
+        """Return the labels of `samples`, int64 [n], their items, and the substitutes of bad
+        samples by row.
 
-        read_again: for the row of a damaged sample and the function that decodes it, decodes the
-        sample once more, or a substitute for it. Raises an error if neither is possible.
+        candidates: maps the row of a bad sample to those that may replace it. If none can, the
+        BadSampleError of the bad sample is raised. The labels and substitutes are complete when the
+        items have been consumed.
         """
         decode, finish = batch
-        for row, data in enumerate(contents):
+        labels, contents = self.split.read_many(samples)
+        substitutes: dict[int, Substitute] = {}
+
+        def read(row: int, sample: int) -> Any:
+            data, _, labels[row] = self.split.read(sample)
             try:
-                if data is None:
-                    raise ValueError("bad sample")  # caught below
-                decoded = decode(row, data)
-            except ValueError:
-                decoded = read_again(row, partial(decode, row))
-            yield finish(decoded)
+                return decode(row, data)
+            except ValueError as error:
+                raise self.split.bad(sample, str(error)) from error
+
+        def read_again(row: int) -> Any:
+            sample = int(samples[row])
+            try:
+                return read(row, sample)
+            except BadSampleError as error:
+                bad = error
+            for candidate in candidates(row):
+                with suppress(BadSampleError):
+                    decoded = read(row, candidate)
+                    substitutes[row] = Substitute(sample, candidate, str(bad))
+                    return decoded
+            raise bad
+
+        def items() -> Iterator[Any]:
+            for row, data in enumerate(contents):
+                try:
+                    if data is None:
+                        raise ValueError("bad sample")  # caught below
+                    decoded = decode(row, data)
+                except ValueError:
+                    decoded = read_again(row)
+                yield finish(decoded)
+
+        return labels, items(), substitutes
 
 
 class EvaluationReader(Reader):
@@ -106,12 +122,7 @@ class EvaluationReader(Reader):
     def read(self, request: np.ndarray) -> Batch:
         if self._in_order and len(request):
             self.split.will_read(None, int(request[0]))
-        labels, contents = self.split.read_many(request)
-
-        def read_again(row: int, decode: Callable[[bytes], Any]) -> Any:  # names it in the error
-            return self.decoded(int(request[row]), decode)[0]
-
-        items = self.items(contents, self.inputs.evaluation_batch(), read_again)
+        labels, items, _ = self.items(request, self.inputs.evaluation_batch())
         inputs = self.inputs.collate(items, len(request), side=self._side)
         return Batch(inputs, torch.from_numpy(labels), torch.from_numpy(request))
 
@@ -160,28 +171,13 @@ class TrainingReader(Reader):
     def _items(
         self, passes: np.ndarray, indices: np.ndarray, side: int
     ) -> tuple[np.ndarray, Iterator[Any], dict[int, Substitute]]:
-        """Return the labels of the samples `indices` of `passes`, their augmented items, and the
-        substitutes of bad samples by row.
-
-        The labels and substitutes are complete when the items have been consumed.
-        """
-        labels, contents = self.split.read_many(indices)
-        substitutes: dict[int, Substitute] = {}
         batch = self.inputs.training_batch(self._seed, passes, indices, side=side)
 
-        def read_again(row: int, decode: Callable[[bytes], Any]) -> Any:
-            (decoded, labels[row]), substitute = read_or_substitute(
-                partial(self.decoded, decode=decode),
-                self._seed,
-                int(passes[row]),
-                int(indices[row]),
-                len(self.split),
-            )
-            if substitute is not None:
-                substitutes[row] = substitute
-            return decoded
+        def substitutes_of(row: int) -> Iterator[int]:
+            key = self._seed, int(passes[row]), int(indices[row])
+            return candidates(*key, len(self.split))
 
-        return labels, self.items(contents, batch, read_again), substitutes
+        return self.items(indices, batch, substitutes_of)
 
     def _mixed(self, positions: np.ndarray, side: int, mix: Mix) -> Batch:
         """Mix each row with its partner.
@@ -210,32 +206,10 @@ class TrainingReader(Reader):
 
 def candidates(seed: int, epoch: int, index: int, num_samples: int) -> Iterator[int]:
     """Yield candidate substitutes for `index`."""
-    counter = np.array([0, index, epoch, 0], dtype=np.uint64)
-    key = np.array([seed, _STREAM], dtype=np.uint64)
-    rng = np.random.Generator(np.random.Philox(key=key, counter=counter))
+    rng = np.random.Generator(philox(seed, _STREAM, index, epoch))
     for _ in range(_ATTEMPTS):
         if (candidate := int(rng.integers(num_samples))) != index:
             yield candidate
-
-
-def read_or_substitute(
-    read: Callable[[int], Content], seed: int, epoch: int, index: int, num_samples: int
-) -> tuple[Content, Substitute | None]:
-    """Return `read(index)`, or the result for the first valid substitute if the sample is bad.
-
-    `read` raises BadSampleError for a bad sample. If a thousand candidates are bad too, the error
-    for `index` is raised.
-    """
-    try:
-        return read(index), None
-    except BadSampleError as error:
-        bad = error
-    for candidate in candidates(seed, epoch, index, num_samples):
-        try:
-            return read(candidate), Substitute(index, candidate, str(bad))
-        except BadSampleError:
-            continue
-    raise bad
 
 
 def check_limit(bad: Mapping[int, str], limit: int) -> None:

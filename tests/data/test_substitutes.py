@@ -12,7 +12,6 @@ from data.config import DataConfig
 from data.images.config import ImageConfig
 from data.loading.batch import Batch, Cursor
 from data.loading.loader import EvalLoader, TrainLoader
-from data.loading.reader import read_or_substitute
 from data.shards.manifest import Manifest
 from data.shards.split import BadSampleError, open_split
 from tests.data.conftest import open_index
@@ -115,21 +114,14 @@ def test_substitutes_do_not_depend_on_world_size_or_workers(
     assert any(whole.substitutes for (whole,) in one)
 
 
-def test_a_substitute_is_never_bad_itself() -> None:
-    bad = set(range(100)) - {41}
-
-    def read(index: int) -> int:
-        if index in bad:
-            raise BadSampleError(f"sample {index}")
-        return index
-
-    for index in range(20):
-        content, substitute = read_or_substitute(read, 0, 0, index, 100)
-        assert content == 41
-        assert substitute is not None
-        assert (substitute.index, substitute.by) == (index, 41)
-    with pytest.raises(BadSampleError, match="sample 7"):
-        read_or_substitute(read, 0, 0, 7, 41)  # 41 is out of range
+def test_a_substitute_is_never_bad_itself(tmp_path: Path) -> None:
+    bad = dict.fromkeys(range(30), b"this is text")
+    ((batch,),) = batches(planted_shards(tmp_path / "one", {**bad, 11: png(11)}), 1, limit=30)
+    assert batch.labels.tolist() == [11 % 3] * BATCH
+    assert len(batch.substitutes) >= BATCH - 1
+    assert len({one.by for one in batch.substitutes}) == 1
+    with pytest.raises(BadSampleError, match="not an image"):
+        batches(planted_shards(tmp_path / "none", bad), 1, limit=30)
 
 
 def test_every_bad_sample_is_logged_once_with_shard_and_key(
