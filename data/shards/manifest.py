@@ -5,12 +5,10 @@ offset index of each shard (`data/shards/index.py`), not here. The manifest cont
 unless there are more than `MAX_INLINE_CLASSES`: then it refers to a file of columns.
 """
 
-import gc
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -49,23 +47,6 @@ _MIN_BYTES_PER_SAMPLE = 2 * BLOCK  # the tar headers of a sample and of its labe
 FileName = Annotated[str, Field(pattern=r"^[^/\\\p{Cc}\p{Zl}\p{Zp}]+$", max_length=255)]
 SplitName = FileName  # it may become part of a file name
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-
-
-@contextmanager
-def paused_gc() -> Iterator[None]:
-    """Disable Python's garbage collector inside a `with` block or a decorated function.
-
-    While many objects are created, the collector repeatedly scans all of them, although none of
-    them is garbage. With the collector enabled, parsing a manifest of 1,000,000 classes takes
-    several times as long.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class _Record(BaseModel):
@@ -256,7 +237,6 @@ class Manifest(_Record):
         )
 
     @classmethod
-    @paused_gc()
     def _parse(
         cls, content: bytes, path: str, open_classes: Callable[[ClassFile], ClassList]
     ) -> "Manifest":

@@ -11,7 +11,6 @@ from pydantic import ValidationError
 
 from data.classes.class_list import ClassInfo
 from data.classes.search import SearchableClassList
-from data.shards.manifest import paused_gc
 from trainer.bundle.spec import CLASSES, LINES
 
 
@@ -32,7 +31,7 @@ def open_classes(folder: Path, num_classes: int, files: Collection[str]) -> Sear
     if LINES not in files:
         return SearchableClassList.open(folder / CLASSES, num_classes)
     infos = []
-    with (folder / LINES).open("rb") as file, paused_gc():
+    with (folder / LINES).open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
                 infos.append(ClassInfo.model_validate_json(line))
