@@ -13,7 +13,6 @@ import numpy as np
 
 from data.classes.class_list import ClassInfo
 from data.shards.hierarchy import PATH
-from data.shards.manifest import SourceInfo
 from data.shards.writing.writer import write_shards
 from data.skipped import Skipped
 from data.sources import Cifar100
@@ -92,11 +91,12 @@ class ModifiedSource(Source):
     def modality(self) -> Modality:  # type: ignore[override]
         return self.inner.modality
 
-    def describe(self) -> SourceInfo:
-        inner = self.inner.describe()
-        return SourceInfo(
-            kind=inner.kind, parameters={**inner.parameters, "changed": self.dataset.job.key}
-        )
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        return self.inner.kind
+
+    def parameters(self) -> dict[str, Any]:
+        return {**self.inner.parameters(), "changed": self.dataset.job.key}
 
     def classes(self) -> Sequence[ClassInfo]:
         return self.inner.classes()
