@@ -240,24 +240,6 @@ class Split:
                 f"{self.num_classes} classes: run kway shard again with an empty folder"
             )
 
-    def check_shards(self) -> None:
-        """Raise ValueError for a shard file that does not belong to its index.
-
-        The size has already been checked. If the checksums of both the first and the last sample
-        are wrong, the file is a different shard; a single bad sample is not sufficient evidence.
-        Shards from a URL are not checked here, because their SHA-256 is verified when they are
-        fetched.
-        """
-        for number, (first, size) in enumerate(zip(self._starts, self._sizes, strict=False)):
-            if self._shards[number].is_remote or size < 2:
-                continue
-            contents = self._contents(np.array([first, first + size - 1]), np.array([True, True]))
-            if not any(data is not None for data in contents):
-                raise ValueError(
-                    f"{self._shards[number].address} was replaced by another file: copy the shard "
-                    f"again and {self.files.remedy(number)}"
-                )
-
     @property
     def addresses(self) -> list[str]:
         """The path or URL of each shard."""
@@ -319,8 +301,7 @@ def open_split(
     manifest: the manifest of the folder, if it is already loaded; loading may be slow.
 
     Raises the errors of `Manifest.load`, and ValueError for an unknown split, an index that does
-    not match its shard, a replaced shard, or more than `max_bad_labels` labels that are out of
-    range.
+    not match the manifest, or more than `max_bad_labels` labels that are out of range.
     """
     if manifest is None:
         manifest = Manifest.load(shards, cache)
@@ -340,8 +321,7 @@ def open_parts(
     """Open several splits as one. Raises the errors of `open_split`."""
     opened = Split(parts, manifest, cache)
     opened.check_labels(max_bad_labels)
-    opened.check_shards()
-    # The checks read all labels and, around each shard, several pages.
+    # The check reads all labels.
     opened._index.release()
     return opened
 

@@ -12,9 +12,7 @@ from data.config import DataConfig
 from data.images.config import ImageConfig
 from data.loading.batch import Batch, Cursor
 from data.loading.loader import EvalLoader, TrainLoader
-from data.shards.manifest import Manifest
 from data.shards.split import BadSampleError, open_split
-from tests.data.conftest import open_index
 from tests.data.foreign_tars import bomb, planted_shards, png
 
 BATCH = 8
@@ -198,28 +196,3 @@ def test_evaluation_raises_for_a_bad_sample(damaged: Path) -> None:
         pytest.raises(ValueError, match=r"train-00000\d\.tar: 000\d\d: "),
     ):
         list(EvalLoader(split, config(damaged), batch=8))
-
-
-def test_a_shard_that_was_replaced_raises_an_error_that_names_it(
-    intact: Path, tmp_path: Path
-) -> None:
-    for path in intact.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    size = Manifest.read(intact).shards[1].bytes
-    other = (intact / "train-000000.tar").read_bytes()[:size].ljust(size, b"\0")
-    (tmp_path / "train-000001.tar").write_bytes(other)
-    with pytest.raises(ValueError, match=r"train-000001\.tar was replaced by another file"):
-        open_split(tmp_path, "train")
-
-
-def test_a_shard_with_a_damaged_first_sample_is_opened(intact: Path, tmp_path: Path) -> None:
-    for path in intact.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    shard = tmp_path / "train-000000.tar"
-    content = bytearray(shard.read_bytes())
-    content[512 * int(open_index(shard).blocks[0, 0])] ^= 1
-    shard.write_bytes(content)
-    with open_split(tmp_path, "train") as split:
-        with pytest.raises(BadSampleError):
-            split.read(0)
-        split.read(1)
