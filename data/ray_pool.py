@@ -106,25 +106,14 @@ def _connect(address: str) -> None:
         # shadow kway's package of the same name.
         with chdir(_PACKAGES), _same_sigterm_handler():
             ray.init(address, log_to_driver=False, configure_logging=False)
-    except AuthenticationError as error:
-        raise ValueError(_rejected(address)) from error
-    except (OSError, ValueError) as error:
-        # If the cluster rejects the token, Ray only reports the traceback as text.
-        if AuthenticationError.__name__ in str(error.__cause__):
-            raise ValueError(_rejected(address)) from None
+    except (OSError, ValueError, AuthenticationError) as error:
         raise ValueError(
-            f"--ray {address}: there is no such Ray cluster: pass HOST:PORT of its head node, or "
-            "run `ray start --head` and pass auto"
+            f"--ray {address}: there is no such Ray cluster, or it does not accept the token: pass "
+            "HOST:PORT of its head node, or run `ray start --head` and pass auto; set "
+            "RAY_AUTH_TOKEN_PATH to the file with the token of the cluster"
         ) from error
     except RuntimeError as error:  # other versions of Ray or Python
         raise ValueError(f"--ray {address}: {one_line(error)}") from error
-
-
-def _rejected(address: str) -> str:
-    return (
-        f"--ray {address}: the token is missing or the Ray cluster does not accept it: set "
-        "RAY_AUTH_TOKEN_PATH to the file with the token of the cluster"
-    )
 
 
 @contextmanager

@@ -139,7 +139,7 @@ def test_a_wrong_token_is_an_error_that_names_the_fix(cluster: RayCluster, tmp_p
     path.write_text("ab" * 32)
     other = replace(cluster, environment={**cluster.environment, "RAY_AUTH_TOKEN_PATH": str(path)})
     error = on_ray(other, tmp_path, SlowNumbers(10), tmp_path / "out").finish()
-    assert error.startswith(f"ValueError: --ray {cluster.address}: the token is missing or")
+    assert error.startswith(f"ValueError: --ray {cluster.address}: there is no such")
     assert "set RAY_AUTH_TOKEN_PATH" in error
     assert not (tmp_path / "out").exists()
 
