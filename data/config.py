@@ -196,18 +196,6 @@ class DataConfig(FrozenConfig):
             )
         return self
 
-    @model_validator(mode="after")
-    def _sets_are_distinct(self) -> "DataConfig":
-        seen: set[tuple[str, str]] = set()
-        for one in self.mixture:
-            if (found := (str(one.shards), one.split)) in seen:
-                raise ValueError(
-                    f"data.mixture lists split {one.split} of {one.shards} twice: list it once, "
-                    "with the sum of the weights"
-                )
-            seen.add(found)
-        return self
-
     @property
     def addresses(self) -> list[str]:
         """The path or URL of `shards`, followed by those of the sets of `mixture`."""

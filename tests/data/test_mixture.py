@@ -142,11 +142,6 @@ def test_the_digest_names_the_set_that_changed(sets: dict[str, Path]) -> None:
     assert before != after
 
 
-def test_a_mixture_that_lists_a_split_twice_is_rejected() -> None:
-    with pytest.raises(ValueError, match="lists split train of a twice"):
-        DataConfig(shards="a", mixture=[{"shards": "a"}, {"shards": "a"}])
-
-
 def test_sets_of_different_modalities_are_rejected(sets: dict[str, Path], texts: Path) -> None:
     settings = config({"first": sets["first"], "second": texts / "shards"})
     with pytest.raises(ValueError, match=r"contains texts, but .* contains images"):
