@@ -92,8 +92,6 @@ class ImageNet(PackedImages, Source):
         }
 
     def classes(self) -> tuple[ClassInfo, ...]:
-        if self._devkit is None:
-            return tuple(ClassInfo(name=synset) for synset in self._synsets)
         about = self._devkit.attributes(self._synsets)
         return tuple(
             ClassInfo(name=synset, attributes=attributes)
@@ -124,11 +122,6 @@ class ImageNet(PackedImages, Source):
     def notes(self) -> list[str]:
         """Return one line for each item that is missing or skipped without an error."""
         notes = []
-        if self._devkit is None:
-            notes.append(
-                f"{DEVKIT}.tar.gz is missing, so the classes have neither words nor a hierarchy: "
-                "pass --devkit"
-            )
         if self._validation is None:
             notes.append(f"there is no test split, because {VAL_TAR} is missing")
         return notes + by_reason(self.skipped())
@@ -141,10 +134,9 @@ class ImageNet(PackedImages, Source):
         return self._ignored + [Skipped(f"{one.file}: {one.name}", reason) for one in others]
 
     @cached_property
-    def _devkit(self) -> Devkit | None:
-        beside = [self.folder / f"{DEVKIT}.tar.gz", self.folder / DEVKIT]
-        path = self.devkit or next((path for path in beside if path.exists()), None)
-        return None if path is None else read_devkit(path)
+    def _devkit(self) -> Devkit:
+        beside = [self.folder / DEVKIT, self.folder / f"{DEVKIT}.tar.gz"]
+        return read_devkit(self.devkit or next(filter(Path.exists, beside), beside[-1]))
 
     @cached_property
     def _ignored(self) -> list[Skipped]:
@@ -186,11 +178,6 @@ class ImageNet(PackedImages, Source):
         tar = self.folder / VAL_TAR
         if not tar.is_file():
             return None
-        if self._devkit is None:
-            raise ValueError(
-                f"{tar} does not contain labels: copy {DEVKIT}.tar.gz to the same folder, or pass "
-                "its path with --devkit"
-            )
         images, truth = [], self._devkit.truth
         for image in self._images(tar, "val", tar_members(tar)):
             number = _NUMBER.search(PurePosixPath(image.name).stem)
@@ -221,8 +208,7 @@ class ImageNet(PackedImages, Source):
                 f"{self.folder} has {len(synsets)} classes of training images: at least 2 are "
                 "required"
             )
-        known = synsets if self._devkit is None else self._devkit.synsets
-        if other := [synset for synset in synsets if synset not in known]:
+        if other := [synset for synset in synsets if synset not in self._devkit.synsets]:
             raise ValueError(
                 f"{self.folder} contains class {other[0]}, which is not in the devkit: pass the "
                 "matching devkit, or remove the class"
