@@ -13,7 +13,7 @@ from typing import IO
 
 import numpy as np
 
-from data.retry import TransientError, retried
+from data.retry import retried
 
 TEMPORARY = ".aside"
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -119,17 +119,6 @@ def flush(file: IO[bytes]) -> None:
     """Write buffered data to the disk and wait for it."""
     file.flush()
     os.fsync(file.fileno())
-
-
-def is_of_file_system(error: Exception) -> bool:
-    """Return whether an error comes from the disk or server.
-
-    Libraries such as gzip and pyarrow raise other OSErrors for damaged content.
-    """
-    return isinstance(error, OSError) and (
-        error.errno is not None
-        or isinstance(error, TransientError | PermissionError | FileNotFoundError)
-    )
 
 
 def is_hidden(folder: str) -> bool:

@@ -6,7 +6,6 @@ before torch is imported.
 
 import errno
 import logging
-import math
 import random
 import time
 from collections.abc import Callable
@@ -87,16 +86,14 @@ def wait_before_retry(
     error: OSError,
     attempt: int,
     *,
-    attempts: float = ATTEMPTS,
-    deadline: float = math.inf,
+    attempts: int = ATTEMPTS,
     remedy: str = DEFAULT_REMEDY,
 ) -> None:
     """Log the error of `attempt` (counted from 1) and wait, with exponential backoff and
     jitter.
 
     Raises `error` itself if it is not transient or was already retried. Raises
-    RetriesExhaustedError after the last of `attempts`, or if the wait would extend beyond
-    `deadline` (`time.monotonic`).
+    RetriesExhaustedError after the last of `attempts`.
     """
     if isinstance(error, RetriesExhaustedError) or not is_transient(error):
         raise error
@@ -104,9 +101,7 @@ def wait_before_retry(
     wait = longest * random.SystemRandom().uniform(0.5, 1)
     # Do not retry in a process that is exiting, because it closes the connections of its background
     # threads.
-    is_last = attempt >= attempts or time.monotonic() + wait > deadline
-    if is_last or not main_thread().is_alive():
+    if attempt >= attempts or not main_thread().is_alive():
         raise RetriesExhaustedError(f"{what}: {error} ({attempt} attempts): {remedy}") from error
-    of = "" if math.isinf(attempts) else f" of {attempts}"
-    _log.warning("%s: %s; attempt %d%s in %.1f s", what, error, attempt + 1, of, wait)
+    _log.warning("%s: %s; attempt %d of %d in %.1f s", what, error, attempt + 1, attempts, wait)
     time.sleep(wait)

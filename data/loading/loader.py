@@ -73,7 +73,7 @@ class EndlessLoader(ABC):
         }
 
     @abstractmethod
-    def _read(self, *, pinned: bool) -> Iterator[Batch]:
+    def _read(self) -> Iterator[Batch]:
         """Yield batches from the current cursor.
 
         The cursor is read only once, at the start, because workers read ahead of it.
@@ -88,8 +88,7 @@ class EndlessLoader(ABC):
 
     def __next__(self) -> Batch:
         if self._batches is None:
-            batches = self._read(pinned=self._device.type == "cuda")
-            self._batches = prefetch_to_device(batches, self._device)
+            self._batches = prefetch_to_device(self._read(), self._device)
         try:
             batch = next(self._batches)
         except BaseException:
@@ -194,10 +193,10 @@ class TrainLoader(EndlessLoader):
         positions = range(start + self._part.start, start + self._part.stop)
         return Share(positions, self._sides.at(start))
 
-    def _read(self, *, pinned: bool) -> Iterator[Batch]:
+    def _read(self) -> Iterator[Batch]:
         starts = itertools.count(self.cursor.samples, self._global_batch)
         requests = map(self._share, starts)
-        return read_ahead(self._reader, requests, workers=self._config.workers, pinned=pinned)
+        return read_ahead(self._reader, requests, self._config.workers, self._device)
 
     def _unseen(self, index: int, where: str) -> str:
         return str(self._split.bad(index, f"bad {where}"))
@@ -248,8 +247,7 @@ class EvalLoader:
     def __iter__(self) -> Iterator[Batch]:
         starts = (number * self._batch for number in range(len(self)))
         requests = [self._indices[start : start + self._batch] for start in starts]
-        pinned = self._device.type == "cuda"
-        batches = read_ahead(self._reader, requests, workers=self._workers, pinned=pinned)
+        batches = read_ahead(self._reader, requests, self._workers, self._device)
         return prefetch_to_device(batches, self._device)
 
 
@@ -260,13 +258,14 @@ def check_rank(rank: int, world_size: int) -> None:
 
 
 def read_ahead(
-    reader: Dataset, requests: Iterable[Any] | None, *, workers: int, pinned: bool
+    reader: Dataset, requests: Iterable[Any] | None, workers: int, device: torch.device
 ) -> Iterator[Batch]:
     """Yield the batches of `reader` in order. `workers` processes read batches ahead.
 
     requests: one request per batch, or None for an iterable reader. Raises the errors that the
     reader returns, TransientError if a process was killed, and ValueError if /dev/shm is too small.
     """
+    pinned = device.type == "cuda"
     loader = DataLoader(
         reader,
         sampler=requests,

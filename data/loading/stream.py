@@ -75,10 +75,10 @@ class StreamLoader(EndlessLoader):
             raise ValueError("data.augment.mix requires shards with an index: set it to null")
         self._stream = stream
 
-    def _read(self, *, pinned: bool) -> Iterator[Batch]:
+    def _read(self) -> Iterator[Batch]:
         shape = self._part, self._global_batch
         reader = _Reader(self._stream, self._config, self.cursor, *shape)
-        return read_ahead(reader, None, workers=self._config.workers, pinned=pinned)
+        return read_ahead(reader, None, self._config.workers, self._device)
 
     def _unseen(self, index: int, where: str) -> str:
         return f"sample number {index} was skipped {where}"

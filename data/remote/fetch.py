@@ -130,16 +130,15 @@ def fetch(
     *,
     attempts: int,
     max_bytes: int,
-    exact: bool = False,
     sha256: str | None = None,
     parse: Callable[[], Any] = lambda: None,
 ) -> Any:
     """Write the content at `url` to `file`, from the beginning, and return `parse()`.
 
-    exact: whether the size must be exactly `max_bytes`; otherwise, `max_bytes` is an upper limit.
-    sha256: the expected digest. parse: a function that reads `file` and raises ValueError if the
-    content is wrong. The download is attempted up to `attempts` times for transient failures, and
-    twice for wrong content. Errors that occur when writing to `file` are not handled here.
+    max_bytes: an upper limit of the size. sha256: the expected digest. parse: a function that reads
+    `file` and raises ValueError if the content is wrong. The download is attempted up to `attempts`
+    times for transient failures, and twice for wrong content. Errors that occur when writing to
+    `file` are not handled here.
 
     Raises FileNotFoundError, PermissionError or RetriesExhaustedError, with the URL, and ValueError
     if the file at the URL is not the requested one.
@@ -148,7 +147,7 @@ def fetch(
     was_wrong = False
     for attempt in range(1, attempts + 1):
         try:
-            if (reason := _fetch_once(url, file, max_bytes, exact, sha256)) is not None:
+            if (reason := _fetch_once(url, file, max_bytes, sha256)) is not None:
                 raise ValueError(
                     f"{url} does not match the manifest ({reason}): upload the file again, or "
                     f"{SHARD_AGAIN}"
@@ -188,9 +187,7 @@ def read_file(
     return found
 
 
-def _fetch_once(
-    url: str, file: IO[bytes], max_bytes: int, exact: bool, sha256: str | None
-) -> str | None:
+def _fetch_once(url: str, file: IO[bytes], max_bytes: int, sha256: str | None) -> str | None:
     """Return what is wrong with the content, or None."""
     file.seek(0)
     digest, received = hashlib.sha256(), 0
@@ -202,10 +199,8 @@ def _fetch_once(
         file.write(piece)
     file.truncate()  # not before, because the size of the file reserves space in the cache
     file.flush()
-    if exact and received < max_bytes:
-        return f"received {received} of {max_bytes} bytes"
     if sha256 is not None and digest.hexdigest() != sha256:
-        return "its SHA-256 differs"
+        return f"the SHA-256 of the {received:,} bytes differs"
     return None
 
 

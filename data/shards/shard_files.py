@@ -135,7 +135,6 @@ class ShardFiles:
                 file,
                 attempts=self._config.attempts,
                 max_bytes=shard.info.bytes,
-                exact=True,
                 sha256=shard.info.sha256,
             )
 

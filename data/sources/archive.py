@@ -8,7 +8,6 @@ from collections.abc import Collection
 from lzma import LZMAError
 from pathlib import Path, PurePosixPath
 
-from data.files import is_of_file_system
 from data.messages import one_line
 
 _DAMAGE = (tarfile.TarError, EOFError, OSError, zlib.error, LZMAError)
@@ -44,8 +43,8 @@ def _archived(archive: Path, names: Collection[str]) -> dict[str, bytes]:
                 if name in names and (content := members.extractfile(member)):
                     found[name] = content.read()
     except _DAMAGE as error:
-        if is_of_file_system(error):
-            raise
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # an error of the disk; gzip raises other OSErrors for damaged content
         raise ValueError(
             f"{archive} is damaged, or not a tar archive ({one_line(error, 100)}): download it "
             "again"
