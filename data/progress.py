@@ -2,11 +2,10 @@
 
 import sys
 import time
-from collections.abc import Callable
+
+from data.messages import Report
 
 _SECONDS_BETWEEN_LINES = 10
-
-Report = Callable[[int, int], None]
 
 
 def plain_lines(verb: str, unit: str = "samples") -> Report:

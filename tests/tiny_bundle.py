@@ -13,7 +13,7 @@ from torch import Tensor
 from data.classes.class_list import ClassInfo
 from data.images.config import ImageConfig
 from data.text.tokenizer import Tokenizer
-from data.text.wordpiece import ROLES, train_wordpiece
+from data.text.tokenizer_training import ROLES, train_wordpiece
 from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.backbone.config import BackboneConfig
 from trainer.bundle.bundle import Bundle

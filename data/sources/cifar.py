@@ -14,10 +14,10 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from data.classes.class_list import ClassInfo
-from data.input_path import Input
 from data.option import Argument
 from data.shards.hierarchy import PATH, join_path
 from data.sources.archive import published_files
+from data.sources.input_files import Input
 from data.sources.pixels import PixelSource
 from data.sources.source import STRICT
 

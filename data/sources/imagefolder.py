@@ -12,7 +12,6 @@ from pydantic.dataclasses import dataclass
 
 from data.classes.class_list import ClassInfo
 from data.files import is_hidden, walk_directory
-from data.input_path import Input, check_folder
 from data.option import Argument, Option
 from data.shards.split_names import (
     SPLIT_OF_WORD,
@@ -24,9 +23,11 @@ from data.shards.split_names import (
     split_name,
 )
 from data.skipped import Skipped, by_reason
-from data.sources.image_files import (
+from data.sources.input_files import (
     ENDINGS,
     HIDDEN_FOLDER,
+    Input,
+    check_folder,
     not_file,
     why_not_image,
 )

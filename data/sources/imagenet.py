@@ -17,12 +17,18 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from data.classes.class_list import ClassInfo
-from data.input_path import Input, check_folder, read_range
 from data.messages import Report, silent
 from data.option import Argument, Supplied
 from data.skipped import Skipped, by_reason
 from data.sources.ilsvrc_devkit import DEVKIT, Devkit, read_devkit
-from data.sources.image_files import HIDDEN_FILE, NOT_AN_IMAGE, is_image_name
+from data.sources.input_files import (
+    HIDDEN_FILE,
+    NOT_AN_IMAGE,
+    Input,
+    check_folder,
+    is_image_name,
+    read_range,
+)
 from data.sources.packing import PackedImages, webdataset_keys
 from data.sources.source import STRICT, Sample, Source
 from data.tars.headers import Fault, Member, walk

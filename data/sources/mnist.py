@@ -16,8 +16,8 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from data.input_path import Input, check_folder
 from data.option import Argument
+from data.sources.input_files import Input, check_folder
 from data.sources.pixels import PixelSource
 from data.sources.source import STRICT
 from data.tars.labels import read_class_names

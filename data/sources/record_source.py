@@ -11,12 +11,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from data.input_path import Input
 from data.messages import Report, shown, silent
 from data.option import Argument, Option, Supplied
 from data.processes import over_jobs
 from data.shards.split_names import split_name
 from data.sources.first_pass import FirstPassSource, in_chunks
+from data.sources.input_files import Input
 from data.sources.records import AnyFile, Fields, Record, open_records, text_field
 from data.sources.rows import Batch, Row, gather
 from data.sources.source import STRICT

@@ -15,11 +15,10 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
 from data.files import is_hidden, walk_directory
-from data.input_path import Input
 from data.messages import shown
 from data.option import Option
 from data.skipped import Skipped
-from data.sources.image_files import is_image_name
+from data.sources.input_files import Input, is_image_name
 from data.sources.names import class_name
 from data.sources.packing import PackedImages
 from data.sources.record_source import RecordSource

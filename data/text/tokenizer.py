@@ -1,8 +1,8 @@
 """Maps texts to token IDs with a fast tokenizer from a folder or the hub. It does not run remote
 code.
 
-Batching and padding are implemented in `data/loading/inputs.py`. `data/text/wordpiece.py` trains
-vocabularies.
+Batching and padding are implemented in `data/loading/inputs.py`. `data/text/tokenizer_training.py`
+trains vocabularies.
 """
 
 import hashlib

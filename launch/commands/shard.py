@@ -159,7 +159,7 @@ def show(
     """Print counts, samples per class and example texts, or write a contact sheet."""
     import numpy as np
 
-    from data.inspection.contents import open_all, texts
+    from data.inspection.show import contact_sheet, open_all, texts
     from data.remote.config import folder_or_url
     from data.shards.manifest import Manifest
 
@@ -200,8 +200,6 @@ def show(
                 table.add_row(table_cell(name), table_cell(text, 200))
             console.print(table)
         if sheet is not None:
-            from data.inspection.contact_sheet import contact_sheet
-
             with explain_write_errors(sheet, "--contact-sheet"):
                 contact_sheet(opened, _NUM_IMAGES).save(sheet, "PNG")
             print(printable(f"{sheet}: {opened.name}"))

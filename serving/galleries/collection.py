@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from data.sources.image_files import is_image_name
+from data.sources.input_files import is_image_name
 from trainer.bundle.spec import Reads
 
 # Larger files are unlikely to be images, and reading them would use too much memory.

@@ -108,10 +108,9 @@ def devkit(meta: bytes | None = None, truth: Iterable[object] = TRUTH) -> bytes:
     return buffer.getvalue()
 
 
-def write_tars(folder: Path, *, with_devkit: bool = True) -> Path:
+def write_tars(folder: Path) -> Path:
     folder.mkdir(parents=True)
     (folder / "ILSVRC2012_img_train.tar").write_bytes(training_tar(training()))
     (folder / "ILSVRC2012_img_val.tar").write_bytes(tar(validation()))
-    if with_devkit:
-        (folder / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(devkit())
+    (folder / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(devkit())
     return folder

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.inspection.contact_sheet import contact_sheet
-from data.inspection.contents import examples
+from data.inspection.show import contact_sheet, examples
 from data.shards.split import open_split
 from data.tars.indexing import index_shards
 from launch.terminal import table_cell

@@ -17,8 +17,7 @@ from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
 from data.sources import EmojiNames
 from data.text.tokenizer import Tokenizer, open_tokenizer
-from data.text.tokenizer_training import TrainedTokenizer, train_tokenizer
-from data.text.wordpiece import train_wordpiece
+from data.text.tokenizer_training import TrainedTokenizer, train_tokenizer, train_wordpiece
 from tests.data.conftest import open_index
 from tests.shards import image_shards
 

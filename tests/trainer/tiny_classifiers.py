@@ -20,7 +20,7 @@ from transformers.models.efficientnet.image_processing_pil_efficientnet import (
 )
 
 from data.text.tokenizer import Tokenizer
-from data.text.wordpiece import ROLES, train_wordpiece
+from data.text.tokenizer_training import ROLES, train_wordpiece
 
 NAMES = ("husky", "tabby cat", "crane", "crane", "")
 MAX_LENGTH = 24
