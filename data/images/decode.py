@@ -98,14 +98,10 @@ def _opened(data: bytes) -> ImageFile.ImageFile:
 def check_size(height: int, width: int, max_pixels: int) -> None:
     """Raise ValueError for more than `max_pixels` pixels and for an aspect ratio above 100."""
     if width * height > max_pixels:
-        raise ValueError(
-            f"the image has {width} x {height} pixels, but the limit is {max_pixels}: make it "
-            "smaller"
-        )
+        raise ValueError(f"the image has {width} x {height} pixels, but the limit is {max_pixels}")
     if max(width, height) > MAX_ASPECT * min(width, height):
         raise ValueError(
-            f"the image has {width} x {height} pixels: the longer side may be at most "
-            f"{MAX_ASPECT} times the shorter one"
+            f"the image has {width} x {height} pixels: a side is over {MAX_ASPECT} times the other"
         )
 
 

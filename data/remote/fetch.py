@@ -95,8 +95,7 @@ def explained(url: str, operation: str = "read") -> Iterator[None]:
             raise
         if _is_denied(error):
             raise PermissionError(
-                f"{url} cannot be {operation} ({_reason(error)}): check the URL and your "
-                "credentials"
+                f"{url} cannot be {operation} ({_reason(error)}): check the URL and credentials"
             ) from error
         raise TransientError(_reason(error)) from error
 
