@@ -66,7 +66,9 @@ def write_shards(
     image with two labels, for fewer than two classes, and for a bad image without `skip_bad`.
     """
     folder = OutputFolder(str(out)).folder
-    source = _Generated(samples, work_folder(folder), modality, test_fraction, **packing)
+    source = _Generated(
+        samples, work_folder(folder), modality, test_fraction=test_fraction, **packing
+    )
     try:
         return writer.write_shards(
             source,
@@ -86,7 +88,6 @@ class _Generated(PackedImages, FirstPassSource):
     samples: Any
     work: Path
     modality: Modality  # type: ignore[misc]
-    test_fraction: float
     report: Report = silent
 
     def parameters(self) -> dict[str, Any]:
@@ -110,6 +111,9 @@ class _Generated(PackedImages, FirstPassSource):
         return self.image_sample(
             task.key, task.label, lambda: task.content, name=name, where=name, fix=fix
         )
+
+    def without_splits(self) -> None:
+        return None  # a program knows whether its samples have splits
 
     def where(self, file: int, position: int) -> str:
         return f"sample {position}"

@@ -57,14 +57,6 @@ class HuggingFace(PackedImages, FirstPassSource):
     label_column: str | None = Field(
         default=None, description="column that contains the label; default: the only ClassLabel"
     )
-    test_fraction: float = Field(
-        default=0.1,
-        ge=0,
-        lt=1,
-        kw_only=True,
-        description="fraction of rows to hold out if there is only one split, by a hash of their "
-        "numbers",
-    )
 
     def __post_init__(self) -> None:
         if self.image_column is not None and self.text_column is not None:
@@ -119,13 +111,8 @@ class HuggingFace(PackedImages, FirstPassSource):
 
         return self.image_sample(task.key, task.label, read, name=where, where=where, fix=fix)
 
-    def announcement(self) -> str | None:
-        if len(self._used) > 1 or not self.test_fraction:
-            return None
-        return (
-            f"random split, because the only split is {self._used[0]!r}: {self.test_fraction:.0%} "
-            "of the rows, by a hash of their numbers, become `test`"
-        )
+    def without_splits(self) -> str | None:
+        return None if len(self._used) > 1 else f"the only split is {self._used[0]!r}"
 
     def notes(self) -> list[str]:
         """Return also one line for each split with rows without a label."""

@@ -32,7 +32,7 @@ from data.sources.input_files import (
 )
 from data.sources.names import class_name, spelling_notes
 from data.sources.packing import PackedImages, webdataset_keys
-from data.sources.source import STRICT, Sample, Source
+from data.sources.source import STRICT, HeldOutByHash, Sample
 
 _SPLITS = frozenset(SPLIT_OF_WORD.values())
 
@@ -54,7 +54,7 @@ class _Task(NamedTuple):
 
 
 @dataclass(frozen=True, config=STRICT)
-class ImageFolder(PackedImages, Source):
+class ImageFolder(PackedImages, HeldOutByHash):
     """A folder with one subfolder of images per class.
 
     The class folders are in the folder itself or in subfolders that are named after splits, such as
@@ -80,13 +80,6 @@ class ImageFolder(PackedImages, Source):
     )
     has_splits: Annotated[bool, Option("--no-splits", flag=False)] = Field(
         default=True, description="every subfolder is a class, even if its name is that of a split"
-    )
-    test_fraction: float = Field(
-        default=0.1,
-        ge=0,
-        lt=1,
-        kw_only=True,
-        description="fraction of images to hold out if there is no test split",
     )
 
     def __post_init__(self) -> None:
@@ -142,13 +135,8 @@ class ImageFolder(PackedImages, Source):
             task.key, task.label, path.read_bytes, name=task.path, where=path, fix=fix
         )
 
-    def announcement(self) -> str | None:
-        if self._split_folders or not self.test_fraction:
-            return None
-        return (
-            f"random split, because there are no split folders: {self.test_fraction:.0%} of the "
-            "images, by a hash of their paths, become `test`"
-        )
+    def without_splits(self) -> str | None:
+        return None if self._split_folders else "there are no split folders"
 
     def skipped(self) -> list[Skipped]:
         return self._listing.skipped

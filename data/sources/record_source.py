@@ -34,18 +34,10 @@ class RecordSource(FirstPassSource):
         Field(description=".csv, .tsv, .jsonl or .parquet files, or .txt with one text per line"),
     ]
     work: Annotated[Path, Supplied()]
-    # For inherited fields, pydantic reads `kw_only` from each field, not from the decorator.
     split: str | None = Field(
         default=None,
         kw_only=True,
         description="column that contains the split; default: --test-fraction is held out",
-    )
-    test_fraction: float = Field(
-        default=0.1,
-        ge=0,
-        lt=1,
-        kw_only=True,
-        description="fraction of rows to hold out, chosen by a hash of the text or image",
     )
     across: Annotated[Literal["drop", "keep"], Option("--drop-across", flag="drop")] = Field(
         default="keep",
@@ -80,13 +72,8 @@ class RecordSource(FirstPassSource):
     def where(self, file: int, position: int) -> str:
         return self._opened[file].where(position)
 
-    def announcement(self) -> str | None:
-        if self.split is not None or not self.test_fraction:
-            return None
-        return (
-            f"random split, because there is no --split: {self.test_fraction:.0%} of the rows "
-            "become `test`"
-        )
+    def without_splits(self) -> str | None:
+        return None if self.split is not None else "there is no --split"
 
     def _split_of(self, fields: Fields) -> str | None:
         """Return the split of a record. Raises ValueError with the invalid name."""

@@ -6,11 +6,11 @@ needed.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
 from data.classes.class_list import ClassInfo
 from data.shards.manifest import SourceInfo
@@ -22,8 +22,7 @@ STRICT = ConfigDict(extra="forbid", allow_inf_nan=False, arbitrary_types_allowed
 Modality = Literal["image", "text"]
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """A sample as stored in a shard: `<key>.<extension>` and `<key>.cls`."""
 
     key: str
@@ -105,3 +104,27 @@ class Source(ABC):
     def __getstate__(self) -> dict[str, Any]:
         # Workers only render samples. They do not need cached listings, class lists or open files.
         return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
+
+
+@dataclass(frozen=True, config=STRICT)
+class HeldOutByHash(Source):
+    """A source that chooses the test split by a hash if its input has no splits."""
+
+    # For inherited fields, pydantic reads `kw_only` from each field, not from the decorator.
+    test_fraction: float = Field(
+        default=0.1,
+        ge=0,
+        lt=1,
+        kw_only=True,
+        description="fraction of samples to hold out, chosen by a hash, if the input has no splits",
+    )
+
+    @abstractmethod
+    def without_splits(self) -> str | None:
+        """Return why the split is random, or None if it is not."""
+
+    def announcement(self) -> str | None:
+        why = self.without_splits() if self.test_fraction else None
+        if why is None:
+            return None
+        return f"random split, because {why}: {self.test_fraction:.0%} of the samples become `test`"

@@ -63,10 +63,8 @@ def test_every_column_of_a_single_file_can_be_selected(tmp_path: Path) -> None:
     named = ("--text-column", "body", "--label-column", "topic")
     done = kway_shard("hf", file, "-o", tmp_path / "out", *named, "--test-fraction", 0.3)
     assert done.exit_code == 0, done.output
-    assert (
-        "random split, because the only split is 'train': 30% of the rows"
-        in done.stderr.splitlines()[0]
-    )
+    line = "random split, because the only split is 'train': 30% of the samples"
+    assert line in done.stderr.splitlines()[0]
     found = {**read(tmp_path / "out", "train"), **read(tmp_path / "out", "test")}
     assert found == {text.encode(): topic for text, topic in zip(texts, topics, strict=True)}
     assert Manifest.load(tmp_path / "out").modality == "text"

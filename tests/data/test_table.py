@@ -226,15 +226,6 @@ def test_the_same_image_with_two_labels_raises_an_error_that_names_both_rows(
         source.classes()
 
 
-def test_copies_of_an_image_under_another_name_are_reported(tmp_path: Path) -> None:
-    for name in ("0.png", "1.png", "copy.png"):
-        write_image(tmp_path / name, name == "1.png")
-    (tmp_path / "a.csv").write_text("f,y,s\n0.png,a,train\n1.png,b,train\ncopy.png,b,test\n")
-    columns = ("--image", "f", "--label", "y", "--split", "s")
-    done = kway_shard("table", tmp_path / "a.csv", *columns, "-o", tmp_path / "out")
-    assert "test: 1 of 1 are also in train, 1 of them with another class" in done.stdout
-
-
 def images(folder: Path, number: int) -> list[bytes]:
     for i in range(number):
         write_image(folder / f"{i}.png", i, 20 + 40 * (i == 1), 50)
