@@ -57,9 +57,7 @@ class Cursor:
         if value.keys() - {"bad"} != {"seed", "samples"} or not all(
             type(number) is int and number >= 0 for number in numbers
         ):
-            raise ValueError(
-                f"invalid data cursor {value}: expected seed, samples and bad, with values >= 0"
-            )
+            raise ValueError(f"invalid data cursor {value}: expected seed, samples and bad >= 0")
         return cls(value["seed"], value["samples"]).join(bad)
 
 

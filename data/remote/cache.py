@@ -15,6 +15,7 @@ from typing import IO, TypeVar
 from zlib import crc32
 
 from data.files import explained, flush
+from data.messages import COPY_AGAIN
 from data.remote.config import CacheConfig, file_url
 from data.remote.fetch import fetch
 
@@ -204,7 +205,7 @@ def read_mapped(
     if isinstance(folder, Path):
         path = folder / name
         if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing: copy it or run kway shard again")
+            raise FileNotFoundError(f"{path} is missing: {COPY_AGAIN}")
         return parse(path)
     cache, url = Cache(config.folder, config.max_bytes), file_url(folder, name)
 

@@ -267,9 +267,7 @@ class Split:
 
     def _shard_of(self, i: int) -> int:
         if not 0 <= i < len(self):
-            raise IndexError(
-                f"sample {i} is out of range: split {self.name!r} has {len(self)} samples"
-            )
+            raise IndexError(f"sample {i} is out of range: split {self.name!r} has {len(self)}")
         return int(np.searchsorted(self._starts, i, side="right")) - 1
 
     def close(self) -> None:

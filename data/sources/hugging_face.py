@@ -171,7 +171,7 @@ class HuggingFace(PackedImages, FirstPassSource):
         kind = type(feature).__name__
         if kind not in ("ClassLabel", "Value"):
             raise ValueError(
-                f"{self.name}: column {self._label!r} has the type {kind}: pass a --label-column"
+                f"{self.name}: column {self._label!r} has the type {kind}, not a label"
             )
         stored = feature.names if kind == "ClassLabel" else None
         words = {*SPLIT_OF_WORD, *self._rows}

@@ -266,9 +266,7 @@ class OutputFolder:
 def check_same(folder: Path | str, found: SourceInfo, expected: SourceInfo) -> None:
     """Raise ValueError if `folder` contains shards from a different source."""
     if found != expected:
-        raise ValueError(
-            f"{folder} contains {found}, not {expected}: choose another folder, or delete this one"
-        )
+        raise ValueError(f"{folder} contains {found}, not {expected}: choose another folder")
 
 
 def _index_of(shard: str) -> str:
