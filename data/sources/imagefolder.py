@@ -68,18 +68,13 @@ class ImageFolder(PackedImages, HeldOutByHash):
         "test/, val/ and similar, or --test-fraction of the images, chosen by a hash of their paths"
     )
 
-    folder: Annotated[
-        Input,
-        Argument(),
-        Field(description="folder that contains the class folders, or train/ and test/"),
-    ]
+    folder: Annotated[Input, Argument(), Field(description="class folders, or train/ and test/")]
     split: Annotated[dict[str, str], Option(metavar="NAME=SUBFOLDER")] = Field(
         default_factory=dict,
-        description="subfolder that contains the class folders of a split, such as "
-        "train=cars_train; can be repeated; the other subfolders are not read",
+        description="class folders of a split, such as train=cars_train; can be repeated",
     )
     has_splits: Annotated[bool, Option("--no-splits", flag=False)] = Field(
-        default=True, description="every subfolder is a class, even if its name is that of a split"
+        default=True, description="every subfolder is a class"
     )
 
     def __post_init__(self) -> None:

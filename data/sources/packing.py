@@ -35,17 +35,11 @@ class PackedImages:
         default=256,
         ge=1,
         kw_only=True,
-        description="length of the short side, in pixels, to which larger images are resized",
+        description="short side, in pixels, to which larger images are resized",
     )
-    quality: int = Field(
-        default=90, ge=1, le=100, kw_only=True, description="JPEG quality of resized images"
-    )
+    quality: int = Field(default=90, ge=1, le=100, kw_only=True, description="JPEG quality")
     original: bool = Field(default=False, kw_only=True, description="store image files unchanged")
-    skip_bad: bool = Field(
-        default=False,
-        kw_only=True,
-        description="skip bad samples and list them in skipped.jsonl",
-    )
+    skip_bad: bool = Field(default=False, kw_only=True, description="skip bad samples")
 
     @property
     def target_side(self) -> int | None:

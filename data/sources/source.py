@@ -116,7 +116,7 @@ class HeldOutByHash(Source):
         ge=0,
         lt=1,
         kw_only=True,
-        description="fraction of samples to hold out, chosen by a hash, if the input has no splits",
+        description="fraction of samples to hold out by a hash, without splits",
     )
 
     @abstractmethod
