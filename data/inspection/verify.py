@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Literal
 
 import numpy as np
@@ -19,11 +19,11 @@ from isal import isal_zlib
 from data.files import sha256_of
 from data.messages import Report, pluralize, printable
 from data.processes import over_jobs
-from data.remote.config import DEFAULT_CACHE, address
+from data.remote.config import DEFAULT_CACHE, CacheConfig, address
 from data.remote.fetch import fetch
 from data.retry import RetriesExhaustedError
 from data.shards.index import ShardIndex, read_index
-from data.shards.label_vectors import check_label_vectors
+from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest, ShardInfo
 from data.skipped import SKIPPED
 from data.tars.headers import BLOCK, member_name
@@ -118,7 +118,8 @@ def damages(
         yield Damage("class list", f"{listed.file}: its SHA-256 differs from the manifest's")
     if manifest.label_vectors is not None:
         try:
-            check_label_vectors(folder, manifest)
+            with TemporaryDirectory() as cache:  # a copy in the cache is not used
+                load_label_vectors(folder, manifest, CacheConfig(folder=Path(cache)))
         except RetriesExhaustedError:
             raise
         except (ValueError, OSError) as error:

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, TypeVar
 from zlib import crc32
@@ -207,11 +208,9 @@ def read_mapped(
         if not path.is_file():
             raise FileNotFoundError(f"{path} is missing: {COPY_AGAIN}")
         return parse(path)
-    cache, url = Cache(config.folder, config.max_bytes), file_url(folder, name)
-
-    def fill(file: IO[bytes]) -> None:
-        fetch(url, file, attempts=config.attempts, max_bytes=cache.max_bytes, sha256=sha256)
-
+    cache = Cache(config.folder, config.max_bytes)
+    options = {"attempts": config.attempts, "max_bytes": cache.max_bytes}
+    fill = partial(fetch, file_url(folder, name), sha256=sha256, **options)
     return cache.read(f"{sha256}.safetensors", fill, parse)
 
 

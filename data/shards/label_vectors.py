@@ -1,7 +1,6 @@
 """The label vectors of a folder of shards, one per class, loaded from disk or from a URL."""
 
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -48,9 +47,3 @@ def load_label_vectors(
         return vectors
 
     return read_mapped(folder, name, digest, cache, read)
-
-
-def check_label_vectors(folder: Path | str, manifest: Manifest) -> None:
-    """Raise the errors of `load_label_vectors`. A copy in the cache is not used."""
-    with TemporaryDirectory() as temporary:
-        load_label_vectors(folder, manifest, CacheConfig(folder=Path(temporary)))

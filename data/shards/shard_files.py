@@ -12,6 +12,7 @@ import resource
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from threading import Thread, main_thread
 from typing import IO, Any, NamedTuple, TypeVar
@@ -129,16 +130,9 @@ class ShardFiles:
         return descriptor
 
     def _fill(self, shard: Shard) -> Callable[[IO[bytes]], None]:
-        def fill(file: IO[bytes]) -> None:
-            fetch(
-                shard.address,
-                file,
-                attempts=self._config.attempts,
-                max_bytes=shard.info.bytes,
-                sha256=shard.info.sha256,
-            )
-
-        return fill
+        info, attempts = shard.info, self._config.attempts
+        options = {"max_bytes": info.bytes, "sha256": info.sha256}
+        return partial(fetch, shard.address, attempts=attempts, **options)
 
     def close(self) -> None:
         """Close all files and start no more downloads. A later read opens files again."""

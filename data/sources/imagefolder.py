@@ -22,7 +22,7 @@ from data.shards.split_names import (
     split_in_name,
     split_name,
 )
-from data.skipped import Skipped, by_reason
+from data.skipped import Skipped
 from data.sources.input_files import (
     HIDDEN_FOLDER,
     Input,
@@ -137,9 +137,7 @@ class ImageFolder(PackedImages, HeldOutByHash):
         return self._listing.skipped
 
     def notes(self) -> list[str]:
-        """Return one line for each reason why files were skipped, and for similar class names."""
-        notes = by_reason(self.skipped())
-        return notes + spelling_notes(self._listing.spellings, self._class_names)
+        return spelling_notes(self._listing.spellings, self._class_names)
 
     @cached_property
     def _class_names(self) -> list[str]:

@@ -19,7 +19,7 @@ from pydantic.dataclasses import dataclass
 from data.classes.class_list import ClassInfo
 from data.messages import Report, silent
 from data.option import Argument, Supplied
-from data.skipped import Skipped, by_reason
+from data.skipped import Skipped
 from data.sources.ilsvrc_devkit import DEVKIT, Devkit, read_devkit
 from data.sources.input_files import (
     HIDDEN_FILE,
@@ -118,11 +118,8 @@ class ImageNet(PackedImages, Source):
         )
 
     def notes(self) -> list[str]:
-        """Return one line for each item that is missing or skipped without an error."""
-        notes = []
-        if self._validation is None:
-            notes.append(f"there is no test split, because {VAL_TAR} is missing")
-        return notes + by_reason(self.skipped())
+        missing = f"there is no test split, because {VAL_TAR} is missing"
+        return [missing] if self._validation is None else []
 
     def skipped(self) -> list[Skipped]:
         """Return the files and images that are not read."""

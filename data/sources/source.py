@@ -92,7 +92,7 @@ class Source(ABC):
         return []
 
     def skipped(self) -> list[Skipped]:
-        """Return the files and folders that are not read."""
+        """Return the files and folders that are not read. The command prints some of them."""
         return []
 
     def clean_up(self) -> None:

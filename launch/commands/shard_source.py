@@ -17,6 +17,7 @@ from typer.main import get_command
 
 from data.messages import pluralize, printable
 from data.shards.writing.output import OutputFolder
+from data.skipped import by_reason
 from data.sources import SOURCES, Source
 from data.sources.first_pass import work_folder
 from data.sources.label_vectors import VectorFile
@@ -88,7 +89,7 @@ def _shard(
             print(printable(line), file=sys.stderr)
         vector_file = None if vectors is None else VectorFile(vectors, _find)
         if not source.reads_first:
-            _print_notes(source.notes())
+            _print_notes([*source.notes(), *by_reason(source.skipped())])
             if vector_file is not None:
                 vector_file.of(source.classes())  # report a bad file before writing anything
         explained = (

@@ -8,7 +8,7 @@ import pytest
 from data.images.decode import decode
 from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
-from data.skipped import Skipped
+from data.skipped import Skipped, by_reason
 from data.sources import ImageFolder
 from tests.data.conftest import kway_shard, write_image
 from tests.faults.sitecustomize import error
@@ -110,7 +110,9 @@ def test_every_file_that_is_not_read_is_reported_with_the_reason(tmp_path: Path)
         "bare": "class folder without images",
         "linked/notes.txt": "its name does not end in .bmp, .gif, .jpeg, .jpg, .png, .webp",
     }
-    assert "skipped '1.png', '2.png', 'README': outside the class folders" in source.notes()
+    assert "skipped '1.png', '2.png', 'README': outside the class folders" in by_reason(
+        source.skipped()
+    )
 
 
 def test_an_unreadable_folder_raises(tmp_path: Path, injected: Callable[..., None]) -> None:

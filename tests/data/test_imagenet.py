@@ -8,7 +8,7 @@ import pytest
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
-from data.skipped import SKIPPED
+from data.skipped import SKIPPED, by_reason
 from data.sources import ImageNet
 from tests.data import ilsvrc
 
@@ -201,7 +201,7 @@ def test_images_that_are_not_read_are_noted(tars: Path, tmp_path: Path) -> None:
     classes["n02100735"]["notes.txt"] = b""
     (tars / TRAIN_TAR).write_bytes(ilsvrc.training_tar(classes))
     source = ImageNet(tars)
-    assert source.notes() == [
+    assert by_reason(source.skipped()) == [
         "skipped 'ILSVRC2012_img_train.tar: n02100735/notes.txt': "
         "its name does not end in .bmp, .gif, .jpeg, .jpg, .png, .webp",
         f"skipped '{VAL_TAR}: val/ILSVRC2012_val_00000002.JPEG', "

@@ -94,7 +94,7 @@ def test_webdataset_reads_every_sample(shards: Path, images: Path) -> None:
 def test_bytes_and_sample_order_are_the_same_in_every_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr("data.shards.writing.shard_file._CHOSEN_AT_ONCE", at_once)
+    monkeypatch.setattr("data.shards.writing.writer._CHOSEN_AT_ONCE", at_once)
     write_shards(Numbers(25), tmp_path, samples_per_shard=10, workers=1)
     digests = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in tmp_path.glob("*.tar")}
     assert digests == SHA256

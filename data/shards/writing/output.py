@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from data.classes.class_list import ClassList
 from data.files import TEMPORARY, commit, explained, flush, lock, temporary_path
-from data.remote.config import check_url, file_url, is_url
+from data.remote.config import file_url, folder_or_url
 from data.remote.fetch import explained as explained_url
 from data.remote.fetch import file_system
 from data.retry import retried
@@ -58,16 +58,14 @@ class OutputFolder:
     """
 
     def __init__(self, folder: Path | str) -> None:
-        if is_url(folder):
-            url = check_url(str(folder))
-            scheme, _, path = url.partition("://")
-            if scheme not in ("file", *WRITABLE):
+        self.folder = folder_or_url(str(folder))
+        if isinstance(self.folder, str):
+            scheme, _, path = self.folder.partition("://")
+            if scheme == "file":
+                self.folder = Path(path)
+            elif scheme not in WRITABLE:
                 known = " or ".join(f"{name}://" for name in WRITABLE)
-                raise ValueError(f"{url} is not writable: pass a local folder, or an {known} URL")
-            folder = Path(path) if scheme == "file" else url
-        self.folder: Path | str = (
-            folder if isinstance(folder, Path) or is_url(folder) else Path(folder)
-        )
+                raise ValueError(f"{folder} is not writable: pass a local folder, or {known}")
 
     def __str__(self) -> str:
         return str(self.folder)

@@ -8,28 +8,137 @@ workers or on whether they are processes of this machine or tasks on a Ray clust
 
 import hashlib
 import os
-from collections.abc import Sequence
+import tarfile
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import ValidationError
 from safetensors.numpy import save
+from webdataset.writer import TarWriter
 
-from data.files import sha256_of
+from data.files import sha256_of, sync
+from data.loading.order import permuted_index
 from data.messages import Report, silent
 from data.processes import connected, over_jobs
-from data.shards.manifest import LABEL_VECTORS, MANIFEST, Manifest, ManifestHead, SourceInfo
+from data.shards.index import LABEL_EXTENSION, IndexBuilder, index_path
+from data.shards.manifest import (
+    LABEL_VECTORS,
+    MANIFEST,
+    Manifest,
+    ManifestHead,
+    ShardInfo,
+    SourceInfo,
+)
 from data.shards.writing.output import UNFINISHED, OutputFolder, check_same
-from data.shards.writing.shard_file import WrittenShard, plan_shards, write_plan
 from data.skipped import SKIPPED, Skipped, to_lines
 from data.sources.label_vectors import VectorFile
 from data.sources.source import Source
 
+_CHOSEN_AT_ONCE = 1 << 14
 _TASKS_PER_WORKER = 2_000  # for fewer tasks, starting a process is not worthwhile
+
+
+class ShuffledTasks:
+    """The tasks at the positions [start, stop) of the shuffled order of a split.
+
+    They are shuffled so that a streaming reader gets a mix of all classes. Positions are permuted
+    in chunks as they are requested, so no list of the entire split is built.
+    """
+
+    def __init__(self, of_split: Sequence[Any], start: int, stop: int) -> None:
+        self._of_split, self._start, self._stop = of_split, start, stop
+
+    def __len__(self) -> int:
+        return self._stop - self._start
+
+    def __iter__(self) -> Iterator[Any]:
+        total = len(self._of_split)
+        for start in range(self._start, self._stop, _CHOSEN_AT_ONCE):
+            positions = np.arange(start, min(start + _CHOSEN_AT_ONCE, self._stop))
+            for i in permuted_index(0, 0, positions, total).tolist():
+                yield self._of_split[i]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A worker process needs only these tasks of a list. Other sequences are cheap to pickle,
+        # and their tasks may be large.
+        if isinstance(self._of_split, list):
+            return list, (list(self),)
+        return ShuffledTasks, (self._of_split, self._start, self._stop)
+
+
+class Plan(NamedTuple):
+    """A shard to write."""
+
+    file: str
+    split: str
+    tasks: ShuffledTasks | list[Any]
+
+
+def plan_shards(source: Source, samples_per_shard: int) -> Iterator[Plan]:
+    """Yield the shards to write, each with its range of samples.
+
+    This requires about 100 bytes of memory per shard and none per sample.
+    """
+    for split, tasks in source.splits().items():
+        if split.startswith(".") or "/" in split or "\\" in split:
+            raise ValueError(f"split {split!r} would write outside the folder: rename it")
+        for number, start in enumerate(range(0, len(tasks), samples_per_shard)):
+            stop = min(start + samples_per_shard, len(tasks))
+            yield Plan(f"{split}-{number:06d}.tar", split, ShuffledTasks(tasks, start, stop))
+
+
+class WrittenShard(NamedTuple):
+    """The result for one shard.
+
+    info: None if every sample was skipped, so there is no shard. skipped: the samples that
+    were skipped.
+    """
+
+    info: ShardInfo | None
+    skipped: Sequence[Skipped]
+
+
+def write_plan(source: Source, output: OutputFolder, plan: Plan) -> WrittenShard:
+    """Write a planned shard. Worker processes and Ray tasks call this.
+
+    The same call can run twice, even at the same time on different machines: the same samples give
+    the same bytes, and each file appears atomically. The index is written last, because it marks
+    the shard as finished.
+    """
+    output.check_shared()
+    index, skipped, file = IndexBuilder(), list[Skipped](), plan.file
+    with output.staged(file) as staged:
+        with (
+            staged.open("wb") as opened,
+            TarWriter(
+                opened, user="kway", group="kway", mode=0o644, mtime=0, encoder=False
+            ) as writer,
+        ):
+            # webdataset documents USTAR but opens the tar in Python's default format. For non-ASCII
+            # names, that format adds header blocks, but the index expects a single header block
+            # before the content.
+            writer.tarstream.format = tarfile.USTAR_FORMAT
+            for sample in map(source.render, plan.tasks):
+                if isinstance(sample, Skipped):
+                    skipped.append(sample)
+                    continue
+                members = {sample.extension: sample.data, LABEL_EXTENSION: b"%d" % sample.label}
+                offset = writer.tarstream.offset
+                writer.write({"__key__": sample.key, **members})
+                end = index.add(members, offset=offset, sample=sample.extension, label=sample.label)
+                assert writer.tarstream.offset == end
+        if not len(index):
+            return WrittenShard(None, skipped)
+        sync(staged)
+        info = index.info(file, plan.split, size=staged.stat().st_size, sha256=sha256_of(staged))
+        output.put(staged, file)
+    output.write(index_path(Path(file)).name, index.to_bytes(info, skipped=skipped))
+    return WrittenShard(info, skipped)
 
 
 @dataclass(frozen=True)
@@ -88,7 +197,7 @@ def write_shards(
         output.delete([MANIFEST])
         plans = list(plan_shards(source, samples_per_shard))
         finished = {
-            file: WrittenShard(file, index.info, index.skipped)
+            file: WrittenShard(index.info, index.skipped)
             for file, index in output.finished([plan.file for plan in plans]).items()
         }
         resumed = len(finished)
@@ -104,20 +213,20 @@ def write_shards(
         for plan, shard in zip(missing, found, strict=True):
             if ray is not None and shard.info is not None:
                 output.check_visible(shard.info)
-            finished[shard.file] = shard
+            finished[plan.file] = shard
             done += len(plan.tasks)
             report(done, planned)
-        written = [finished[plan.file] for plan in plans]
-        shards = tuple(shard.info for shard in written if shard.info is not None)
+        written = {plan.file: finished[plan.file] for plan in plans}
+        shards = tuple(shard.info for shard in written.values() if shard.info is not None)
         if not shards:
-            last = [one for shard in written for one in shard.skipped][-1]
+            last = [one for shard in written.values() for one in shard.skipped][-1]
             raise ValueError(f"no shards were written, because all samples were skipped: {last}")
         # On an object store, another run of the same source may have finished in the meantime.
         manifest = _complete_manifest(output, about)
         if manifest is None:
             skipped = [to_lines(ignored)]
-            for shard in sorted(written, key=attrgetter("file")):
-                skipped.append(to_lines(shard.skipped, shard=shard.file))
+            for file, shard in sorted(written.items()):
+                skipped.append(to_lines(shard.skipped, shard=file))
             if content := b"".join(skipped):
                 output.write(SKIPPED, content)
             else:
