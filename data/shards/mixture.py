@@ -33,9 +33,7 @@ def load_manifest(data: DataConfig) -> Manifest:
 
 
 def read_manifests(data: DataConfig) -> list[Manifest]:
-    """Return the manifests of `data.shards` and of the sets of `data.mixture`, without checking the
-    shards.
-    """
+    """Return the manifests of `data.shards` and `data.mixture` without checking shards."""
     return [Manifest.read(address, data.cache) for address in data.addresses]
 
 

@@ -24,9 +24,7 @@ from data.sources.source import STRICT
 
 @dataclass(frozen=True, config=STRICT)
 class RecordSource(FirstPassSource):
-    """A source of record files or Parquet tables. This process reads the records, and several
-    processes parse them.
-    """
+    """A source of record files or Parquet tables, which several processes parse."""
 
     files: Annotated[
         tuple[Input, ...], Argument(), Field(description=".csv, .tsv, .jsonl, .parquet or .txt")

@@ -170,9 +170,7 @@ def list_tars(folder: Path) -> list[Path]:
 
 
 def _endings(tars: Sequence[Path]) -> tuple[str, ...]:
-    """Return the extensions of the samples: image extensions if there are images, otherwise text
-    extensions.
-    """
+    """Return the extensions of images or, if there are none, those of texts."""
     found: set[str] = set()
     for tar in tars:
         found |= extensions_of(tar).keys()

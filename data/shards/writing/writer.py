@@ -258,9 +258,7 @@ def _skipped(output: OutputFolder) -> Path | str | None:
 
 
 def _write_vectors(output: OutputFolder, vectors: np.ndarray | None) -> str | None:
-    """Write the vectors and return the SHA-256 of the file. If `vectors` is None, write nothing and
-    return None.
-    """
+    """Write the vectors, if there are any, and return the SHA-256 of the file."""
     if vectors is None:
         return None
     content = save({"vectors": np.ascontiguousarray(vectors)})
