@@ -82,11 +82,6 @@ class AugmentConfig(FrozenConfig):
             raise ValueError(f"pad is {self.pad}, but there is a crop_area: set it to null")
         return self
 
-    @property
-    def changes(self) -> list[Augmentation]:
-        """The enabled built-in augmentations of a single image, in order."""
-        return [field for field in vars(self).values() if isinstance(field, Augmentation)]
-
     def box(self, height: int, width: int, rng: np.random.Generator) -> Box:
         """Return a box with random area and shape.
 
@@ -139,7 +134,9 @@ class TrainingImages:
 
     @cached_property
     def _changes(self) -> list[Augmentation]:
-        changes = self.augment.changes
+        """The enabled built-in augmentations, in order."""
+        fields = vars(self.augment).values()
+        changes = [field for field in fields if isinstance(field, Augmentation)]
         # A probability of 0 must still be drawn if other augmentations follow, but not at the end.
         while changes and not self.augment.custom and getattr(changes[-1], "root", None) == 0:
             changes.pop()

@@ -121,7 +121,7 @@ class EvaluationReader(Reader):
 
     def read(self, request: np.ndarray) -> Batch:
         if self._in_order and len(request):
-            self.split.will_read(None, int(request[0]))
+            self.split.files.will_read(None, int(request[0]))
         labels, items, _ = self.items(request, self.inputs.evaluation_batch())
         inputs = self.inputs.collate(items, len(request), side=self._side)
         return Batch(inputs, torch.from_numpy(labels), torch.from_numpy(request))
@@ -152,7 +152,7 @@ class TrainingReader(Reader):
         self._locate = locate
 
     def read(self, request: Share) -> Batch:
-        self.split.will_read(self._order, request.positions.start)
+        self.split.files.will_read(self._order, request.positions.start)
         positions = np.arange(request.positions.start, request.positions.stop, dtype=np.int64)
         side = request.side
         mix = self._config.augment.mix

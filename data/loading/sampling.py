@@ -145,7 +145,7 @@ class SampledOrder:
 
 
 def _offset(number: Number) -> Number:
-    """Return element `number` of the van der Corput sequence times _PERIOD: its 16 bits reversed."""
+    """Return element `number` of the van der Corput sequence times _PERIOD, its bits reversed."""
     for shift, mask in ((1, 0x5555), (2, 0x3333), (4, 0x0F0F), (8, 0x00FF)):
         number = (number >> shift & mask) | (number & mask) << shift
     return number

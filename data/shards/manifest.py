@@ -93,13 +93,9 @@ class SourceInfo(_Record):
 
 
 class Manifest(_Record):
-    """The contents of a folder of shards. The label of a class is its position in `classes`.
+    """The contents of a folder of shards. The label of a class is its position in `classes`."""
 
-    Earlier versions of kway could append samples to a set. Its manifest has format version 2 and
-    describes the set before each addition in `earlier`. `source` is then the last source.
-    """
-
-    format_version: Literal[1, 2, 3] = 1
+    format_version: Literal[1, 3] = 1
     modality: Literal["image", "text"] = Field(
         "image", description="texts are stored as `<key>.txt` in UTF-8"
     )
@@ -116,7 +112,6 @@ class Manifest(_Record):
     incomplete: dict[FileName, str] = Field(
         {}, description="why samples are missing in a shard (kway shard index --skip-bad)"
     )
-    earlier: tuple[dict[str, Any], ...] = ()
     class_file: ClassFile | None = Field(
         None, description="file with `classes`, which are then omitted"
     )
@@ -128,19 +123,9 @@ class Manifest(_Record):
         name, count = Counter(shard.file for shard in self.shards).most_common(1)[0]
         if count > 1:
             raise ValueError(f"shard {name!r} is listed twice")
-        return self
-
-    @model_validator(mode="after")
-    def _label_vectors_have_a_digest(self) -> "Manifest":
         if (self.label_vectors is None) != (self.label_vectors_sha256 is None):
             raise ValueError("label_vectors and label_vectors_sha256 must be set together")
         return self
-
-    @property
-    def sources(self) -> tuple[SourceInfo, ...]:
-        """The sources of the samples, in the order in which they were added."""
-        earlier = (SourceInfo.model_validate(one["source"]) for one in self.earlier)
-        return (*earlier, self.source)
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -159,10 +144,9 @@ class Manifest(_Record):
         key: the recipe key whose value is `split`, for the error message.
         """
         shards = tuple(shard for shard in self.shards if shard.split == split)
-        if not shards and key is not None:
-            raise ValueError(f"{key} is {split!r}: choose from the splits {', '.join(self.splits)}")
         if not shards:
-            raise ValueError(f"there is no split {split!r}: choose from {', '.join(self.splits)}")
+            what = f"{key} is" if key is not None else "there is no split"
+            raise ValueError(f"{what} {split!r}: choose from the splits {', '.join(self.splits)}")
         return shards
 
     def digest(self, split: str) -> str:
@@ -235,6 +219,11 @@ class Manifest(_Record):
                     f"{path} has format version {head.format_version}, but this version of kway "
                     f"reads versions up to {FORMAT_VERSION}: install a newer version of kway"
                 )
+            if head.format_version == 2:
+                raise ValueError(
+                    f"{path} is of an earlier version, which appended samples: write its class "
+                    "names to a file, delete it, and run kway shard index --classes FILE"
+                )
             if head.class_file is None:
                 stored = _Stored.model_validate_json(content)
             else:
@@ -283,7 +272,7 @@ class Manifest(_Record):
 
 
 _VECTORS_DIGEST = "label_vectors_sha256"
-_ADDED_LATER = (_VECTORS_DIGEST, "incomplete", "earlier", "class_file")
+_ADDED_LATER = (_VECTORS_DIGEST, "incomplete", "class_file")
 
 
 class _Stored(Manifest):

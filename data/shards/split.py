@@ -252,15 +252,6 @@ class Split:
         self.files.check_order(order, groups_at_once)
         return order
 
-    def will_read(self, order: Order | None, position: int) -> None:
-        """Set the read position in `order`, or in the stored order if it is None. If the split is
-        at a URL, the next shards are then prefetched.
-
-        Threads of this process fetch the shards. The call is cheap enough to make for every batch.
-        It has no effect for a local folder.
-        """
-        self.files.will_read(order, position)
-
     def _shard_of(self, i: int) -> int:
         if not 0 <= i < len(self):
             raise IndexError(f"sample {i} is out of range: split {self.name!r} has {len(self)}")

@@ -172,8 +172,8 @@ def show(
     console = Console()
     with open_all(folder, manifest, split or manifest.splits[0]) as opened:
         kind = "texts" if manifest.modality == "text" else "images"
-        sources = ", ".join(dict.fromkeys(source.kind for source in manifest.sources))
-        title = f"{folder}: {kind} of {len(manifest.classes):,} classes, from {sources}"
+        source = manifest.source.kind
+        title = f"{folder}: {kind} of {len(manifest.classes):,} classes, from {source}"
         table = _table(title, "split", "samples", "classes", "shards", "MB", "bytes/sample")
         counts = np.zeros(len(manifest.classes), np.int64)
         for name in manifest.splits:

@@ -175,7 +175,7 @@ def test_a_split_works_after_fork_and_after_unpickling(
     expected = local_contents(shards)
     with open_split(server.url, "train", cache=cache) as split:
         split.read(0)
-        split.will_read(split.order(seed=0), 0)
+        split.files.will_read(split.order(seed=0), 0)
         if (child := os.fork()) == 0:
             os._exit(0 if contents(split) == expected else 1)
         assert os.waitpid(child, 0)[1] == 0
@@ -321,7 +321,7 @@ def test_the_current_and_the_next_group_are_prefetched(
         order = split.order(3, 1)
         for group in (0, 1):
             position = 0 if group == 0 else len_of(order, 0, infos)
-            split.will_read(order, position)
+            split.files.will_read(order, position)
             wanted = {infos[n].sha256 for g in range(group + 2) for n in order.shards(g)}
             wait_until(lambda wanted=wanted: {p.stem for p in cached_shards(cache)} == wanted)
     assert max(server.requests.values()) == 1
@@ -336,7 +336,7 @@ def test_a_prefetch_error_is_logged_and_raised_when_reading(
 ) -> None:
     (server.folder / FIRST).unlink()
     with open_split(server.url, "train", cache=cache) as split:
-        split.will_read(split.order(0), 0)
+        split.files.will_read(split.order(0), 0)
         wait_until(lambda: any("prefetch failed" in r.message for r in caplog.records))
         with pytest.raises(FileNotFoundError, match=FIRST):
             split.read(0)
@@ -352,7 +352,7 @@ def test_a_process_can_exit_during_downloads(server: FileServer, cache: CacheCon
         "cache = CacheConfig(folder=Path(sys.argv[2])); "
         "manifest = Manifest.read(sys.argv[3]); "
         "split = open_split(sys.argv[1], 'train', cache=cache, manifest=manifest); "
-        "split.will_read(split.order(0), 0); input(); print('done')"
+        "split.files.will_read(split.order(0), 0); input(); print('done')"
     )
     command = [sys.executable, "-c", code, server.url, str(cache.folder), str(server.folder)]
     pipe = subprocess.PIPE

@@ -122,7 +122,7 @@ thresholds, so expect slightly lower values on new data.
         {
             "backbone": recipe.backbone.label,
             "head": f"{head.weights.kind} weights x {head.logits.kind} logits, {spec.dim} features",
-            "data": ", ".join(map(str, trained.manifest.sources)),
+            "data": str(trained.manifest.source),
         },
         spec,
         trained.manifest.classes[0].name,

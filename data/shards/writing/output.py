@@ -140,13 +140,12 @@ class OutputFolder:
 
     def delete(self, files: Iterable[str]) -> None:
         """Delete those of `files` that exist."""
-        present = self.sizes()
         for file in files:
             where = self.location(file)
             with suppress(FileNotFoundError):
                 if isinstance(where, Path):
                     where.unlink()
-                elif file in present:
+                else:
                     # Unlike `rm`, `rm_file` does not take `*` and `[` in a name for a pattern.
                     self._call("deleted", file, methodcaller("rm_file", where))
 

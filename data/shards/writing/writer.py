@@ -267,11 +267,7 @@ def _write_vectors(output: OutputFolder, vectors: np.ndarray | None) -> str | No
 
 
 def _complete_manifest(output: OutputFolder, about: SourceInfo) -> Manifest | None:
-    """Return the manifest if every file that it lists exists with its full size, otherwise None.
-
-    Raises FileNotFoundError or ValueError if a file is missing and an earlier version of kway has
-    appended samples, because they cannot be written again.
-    """
+    """Return the manifest if every file that it lists exists with its full size, otherwise None."""
     files = output.sizes()
     if MANIFEST not in files:
         return None
@@ -284,9 +280,7 @@ def _complete_manifest(output: OutputFolder, about: SourceInfo) -> Manifest | No
             if isinstance(path, Path) and sha256_of(path) != listed.sha256:
                 return None
     manifest = Manifest.read(output.folder)
-    check_same(output.folder, manifest.sources[0], about)
-    if manifest.earlier:
-        return Manifest.load(output.folder)
+    check_same(output.folder, manifest.source, about)
     found = output.finished([shard.file for shard in manifest.shards])
     if any(shard.file not in found or found[shard.file].info != shard for shard in manifest.shards):
         return None
