@@ -37,8 +37,7 @@ class TextConfig(FrozenConfig):
 class StreamConfig(FrozenConfig):
     """Training on webdataset tars without an index or a manifest, read sequentially.
 
-    docs/layouts.md lists the guarantees that this mode lacks. To get them, index the tars
-    with `kway shard index`.
+    docs/layouts.md lists the guarantees that this mode lacks and `kway shard index` provides.
     """
 
     shards: str | tuple[str, ...] = Field(description="paths or URLs of tars; {00..63}, {a,b}")

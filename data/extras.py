@@ -21,8 +21,7 @@ _DISTRIBUTIONS = {
 
 
 def requirements(extra: str = "") -> list[Requirement]:
-    """Return the requirements of the installed kway, or the additional requirements of an
-    extra.
+    """Return the requirements of the installed kway, or those that an extra adds.
 
     Returns [] if kway is not installed.
     """

@@ -1,17 +1,13 @@
 """Atomic writes, errors that contain the path, and directory walks that report errors."""
 
 import errno
-import fcntl
 import hashlib
-import mmap
 import os
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
-
-import numpy as np
 
 from data.retry import retried
 
@@ -25,8 +21,7 @@ _LOST_AND_FOUND = "lost+found"
 def temporary_path(path: Path) -> Iterator[Path]:
     """Yield a temporary path next to `path`. The block must write it and rename it to `path`.
 
-    The file is deleted if the block fails. Raises OSError with the path and a fix if the disk is
-    full.
+    The file is deleted if the block fails. Raises OSError with the path and a fix.
     """
     # Two processes, possibly on different machines, may write the same file, for example if both
     # evaluate the same step.
@@ -74,30 +69,6 @@ def _commit(path: Path, content: bytes | Callable[[IO[bytes]], object]) -> None:
             flush(file)
         temporary.replace(path)
     sync(path.parent)
-
-
-def lock(held: IO[bytes], path: Path, busy: str) -> None:
-    """Lock the open file `held` at `path` until it is closed.
-
-    Raises ValueError, whose message begins with `busy`, if another process holds the lock or has
-    removed the file.
-    """
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The other process may have finished and removed this file since it was opened.
-        if os.path.samestat(os.fstat(held.fileno()), path.stat()):
-            return
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    raise ValueError(f"{busy}: wait until it finishes")
-
-
-def mapped(file: IO[bytes]) -> np.ndarray:
-    """Map the bytes of `file`, which must not be empty, to a read-only uint8 array [n].
-
-    All processes share the memory. `file` may be closed afterwards.
-    """
-    return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
 
 
 def sync(path: Path) -> None:

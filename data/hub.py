@@ -1,7 +1,6 @@
 """Whether the Hugging Face Hub can be reached, and what its cache contains.
 
-transformers retries requests to a hub that cannot be reached for up to a minute, even if its cache
-contains the files.
+transformers retries requests to such a hub for up to a minute, even if its cache has the files.
 """
 
 from pathlib import Path

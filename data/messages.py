@@ -1,6 +1,4 @@
-"""Parts of messages: counts, names from files, commands, progress, and a remedy for damaged
-shards.
-"""
+"""Parts of messages: counts, names from files, commands, progress and remedies."""
 
 import shlex
 import unicodedata
@@ -48,8 +46,7 @@ def kway_command(*words: object) -> str:
 def printable(text: str) -> str:
     """Return one line that is safe to print to a terminal.
 
-    Line breaks, control characters, unpaired surrogates and direction marks are replaced with code
-    points such as `U+001B`.
+    Control characters, surrogates and direction marks become code points such as `U+001B`.
     """
     return "".join(f"U+{ord(char):04X}" if _is_unsafe(char) else char for char in text)
 

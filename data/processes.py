@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from multiprocessing import connection, get_context, parent_process
 from threading import Thread
 from typing import Any, TypeVar
@@ -72,18 +71,6 @@ def _work(job: Any) -> Any:
     return _given[0](job)
 
 
-@contextmanager
-def connected(ray: str | None) -> Iterator[None]:
-    """Keep a connection to the Ray cluster at `ray`, if any, inside the block."""
-    if ray is None:
-        yield
-        return
-    from data.ray_pool import ray_cluster
-
-    with ray_cluster(ray):
-        yield
-
-
 def in_order(
     pool: Executor, work: Callable[[Job], Result], jobs: Iterable[Job], *, ahead: int
 ) -> Iterator[Result]:
@@ -100,8 +87,7 @@ def in_order(
 def end_with_parent() -> None:
     """Exit when the parent process ends.
 
-    If the parent is killed, the pool's pipes stay open, so its workers would otherwise wait
-    forever.
+    If the parent is killed, the pool's pipes stay open, so its workers would wait forever.
     """
     parent = parent_process()
     assert parent is not None
@@ -114,8 +100,7 @@ def end_with_parent() -> None:
 
 
 def handled_signals(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
-    """Return the signals that this process may handle: SIGTERM, and those that its parent did not
-    ignore.
+    """Return the signals to handle: SIGTERM, and those that the parent did not ignore.
 
     A shell starts the background jobs of a script with SIGINT ignored, so that Ctrl-C stops only
     the script, and nohup ignores SIGHUP. kway does not change that.

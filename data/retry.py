@@ -66,8 +66,7 @@ def is_transient(error: BaseException | None) -> bool:
 
 
 def retried(what: str, operation: Callable[[], Answer]) -> Answer:
-    """Call `operation` until it succeeds and return its result. The operation must be safe to
-    repeat.
+    """Call `operation`, which must be safe to repeat, until it succeeds. Return its result.
 
     what: the name of the file in log lines and in the error. Raises RetriesExhaustedError after the
     last attempt. An error that is not transient is raised immediately.
@@ -89,8 +88,7 @@ def wait_before_retry(
     attempts: int = ATTEMPTS,
     remedy: str = DEFAULT_REMEDY,
 ) -> None:
-    """Log the error of `attempt` (counted from 1) and wait, with exponential backoff and
-    jitter.
+    """Log the error of `attempt` (from 1) and wait, with exponential backoff and jitter.
 
     Raises `error` itself if it is not transient or was already retried. Raises
     RetriesExhaustedError after the last of `attempts`.

@@ -15,8 +15,6 @@ SKIPPED = "skipped.jsonl"
 NAMED = 10
 """The number of skipped samples that a command prints."""
 
-_NAMED = 5
-
 
 class Skipped(NamedTuple):
     """A skipped item: a path, or a shard and the key of a sample in it."""
@@ -44,6 +42,6 @@ def by_reason(skipped: Iterable[Skipped]) -> list[str]:
         names.setdefault(one.reason, []).append(one.name)
     lines = []
     for reason, found in names.items():
-        more = f" and {len(found) - _NAMED:,} more" if len(found) > _NAMED else ""
-        lines.append(f"skipped {', '.join(map(repr, found[:_NAMED]))}{more}: {reason}")
+        more = f" and {len(found) - NAMED:,} more" if len(found) > NAMED else ""
+        lines.append(f"skipped {', '.join(map(repr, found[:NAMED]))}{more}: {reason}")
     return lines

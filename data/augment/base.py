@@ -24,8 +24,7 @@ Box = tuple[int, int, int, int]
 
 
 class Augmentation(ABC):
-    """A random change to one image. `AugmentConfig` has a field for each augmentation and applies
-    them in order.
+    """A random change to one image. `AugmentConfig` applies its fields of this type in order.
 
     A subclass is a pydantic model of its parameters: a `FrozenConfig` for a mapping in the recipe,
     or a `RootModel` for a single number. Its docstring cites the paper.

@@ -7,8 +7,7 @@ from data.base_config import FrozenConfig
 
 
 class CustomAugmentation(FrozenConfig, Augmentation):
-    """A user-defined augmentation. `kind` is its import path, and the other fields are its
-    options.
+    """A user-defined augmentation. `kind` is its import path; the other fields are options.
 
     The result of `__call__` must depend only on its arguments and the options. `rng` depends on
     (seed, epoch, sample), so a sample gets the same pixels on every rank, in every worker and after

@@ -13,8 +13,7 @@ _RATIO = (0.3, 3.3)
 
 
 class Erase(RootModel[Annotated[float, Field(ge=0, le=1)]], Augmentation):
-    """Random erasing (Zhong et al. 2020): with this probability, fills a random box with
-    `image.mean`.
+    """Random erasing (Zhong et al. 2020): with this probability, fills a box with `image.mean`.
 
     Nothing is erased if none of ten random boxes fits.
     """

@@ -1,5 +1,4 @@
-"""Operations on the pixels of an image, as defined by Pillow: colors, tone curves and affine
-maps.
+"""Operations on the pixels of an image, as defined by Pillow: colors, tone curves, affine maps.
 
 Images are uint8 [H, W, 3], or gray [H, W]. A factor of 1 leaves the image unchanged. Results are
 rounded, whereas Pillow truncates them. Affine maps use bilinear interpolation and set pixels
@@ -106,9 +105,7 @@ def shear(image: np.ndarray, x: float, y: float, fill: Fill) -> np.ndarray:
 
 
 def translate(image: np.ndarray, x: float, y: float, fill: Fill) -> np.ndarray:
-    """Shift left by `x` and up by `y`, which are fractions of width and height. The shifts are
-    rounded to whole pixels.
-    """
+    """Shift left by `x` of the width and up by `y` of the height, rounded to whole pixels."""
     height, width = image.shape[:2]
     return _affine(image, [[1, 0, round(x * width)], [0, 1, round(y * height)]], fill)
 

@@ -46,8 +46,7 @@ class MixDraw:
 class Mix(FrozenConfig):
     """Mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019) of adjacent samples in the stream.
 
-    Weights are drawn from Beta(alpha, alpha). Setting `mixup_alpha` or `cutmix_alpha` to 0 disables
-    that method.
+    Weights are drawn from Beta(alpha, alpha). An alpha of 0 disables a method.
     """
 
     mixup_alpha: float = Field(0, ge=0, le=1000)
@@ -62,8 +61,7 @@ class Mix(FrozenConfig):
         return self
 
     def draw(self, size: int, rng: np.random.Generator) -> MixDraw:
-        """Draw how to mix a pair of `size` x `size` images. The kind is "none" if they are not
-        mixed.
+        """Draw how to mix a pair of `size` x `size` images. "none": they are not mixed.
 
         The weight is drawn from Beta(alpha, alpha). For CutMix it is then replaced by the exact
         fraction of pixels, because the box is clipped at the edges of the image.

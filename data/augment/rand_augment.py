@@ -1,8 +1,6 @@
-"""RandAugment (Cubuk et al. 2020): a few random operations out of 14, all with the same
-magnitude.
+"""RandAugment (Cubuk et al. 2020): random operations out of 14, with the same magnitude.
 
-At magnitude 10, each operation has the maximum strength of its AutoAugment range (Cubuk et al.
-2019).
+At magnitude 10, operations have the strength of AutoAugment (Cubuk et al. 2019).
 """
 
 from collections.abc import Callable

@@ -1,5 +1,4 @@
-"""Converts a decoded image to a training sample. All random draws use the sample's own
-generator.
+"""Converts a decoded image to a training sample with the sample's own random generator.
 
 `AugmentConfig` is the recipe's `data.augment`. Its fields are the augmentations, in the order in
 which they are applied: crop or shift, flip, color jitter, grayscale, RandAugment, erasing, and then
@@ -46,8 +45,7 @@ _Imported = Annotated[SerializeAsAny[CustomAugmentation], BeforeValidator(check_
 
 
 class AugmentConfig(FrozenConfig):
-    """Augmentations of training images, in the order in which they are applied. `null` and 0
-    disable an augmentation.
+    """Augmentations of training images, in order. `null` and 0 disable an augmentation.
 
     Images are cropped first, with a random resized crop (Szegedy et al. 2015) or a shifted center
     crop (He et al. 2016, section 4.2). Random draws are keyed by (seed, epoch, sample), never by
@@ -99,8 +97,7 @@ class AugmentConfig(FrozenConfig):
 
 
 def resized(image: np.ndarray, size: int) -> np.ndarray:
-    """Resize [H, W, C] to [size, size, C]. This is twice as fast as the area averaging used in
-    evaluation.
+    """Resize [H, W, C] to [size, size, C], twice as fast as the area averaging of evaluation.
 
     If a side is at least twice `size`, whole blocks of pixels are averaged first. The remaining
     resize uses bilinear interpolation. With Lanczos as the reference, the error is the same as for
@@ -149,8 +146,7 @@ class TrainingImages:
         return np.full((side, side, self.config.channels), self.fill, np.uint8)
 
     def decoded(self, data: bytes, rng: np.random.Generator) -> np.ndarray:
-        """Return the cropped image, uint8 [size, size, C], of a file's bytes, which the next call
-        may overwrite.
+        """Return the crop, uint8 [size, size, C], of a file, which the next call may overwrite.
 
         A random crop is drawn first, so that only its pixels are decoded if the image is a JPEG.
         Raises ValueError if the image is damaged or too large.
@@ -197,11 +193,9 @@ def for_training(
 
 
 class ProgressiveSizes:
-    """The image size at each point in training, given by `augment.progressive` and
-    `augment.size`.
+    """The image size at each point in training: `augment.progressive` and `augment.size`.
 
-    num_samples: the number of samples per epoch. Raises ValueError if a stage does not end after
-    the previous stage.
+    num_samples: per epoch. Raises ValueError if a stage does not end after the previous one.
     """
 
     def __init__(

@@ -1,5 +1,4 @@
-"""Decodes images to uint8 pixels, with limits on their size, and crops them for evaluation and
-serving.
+"""Decodes images of limited size to uint8 pixels, and crops them for evaluation and serving.
 
 The random crops for training are in `data/augment/`. Normalization happens on the device.
 """
@@ -65,8 +64,7 @@ _DAMAGE = (
 def inspect(data: bytes, max_pixels: int = MAX_PIXELS) -> str:
     """Return the format of an image ("jpg", "png", "webp", "bmp", "gif") from its header alone.
 
-    Raises ValueError for any other format, a damaged header, more than `max_pixels` pixels, or an
-    aspect ratio above 100.
+    Raises ValueError for another format, a damaged header and the errors of `check_size`.
     """
     return _inspect(data, max_pixels)[0]
 

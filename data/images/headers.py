@@ -94,8 +94,7 @@ def _is_upright(segment: bytes) -> bool:
 
 
 def has_more_scans(data: bytes, limit: int) -> bool:
-    """Return whether a JPEG has more than `limit` scans. A decoder processes all pixels for each
-    scan.
+    """Return whether a JPEG has more than `limit` scans, each of which costs all pixels.
 
     A progressive JPEG from a camera has about ten scans. A scan without content takes only about a
     hundred bytes (libjpeg-turbo report LJT-01-004). Data after the end of the image is ignored.

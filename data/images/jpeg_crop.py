@@ -43,8 +43,7 @@ def whole_images_notice() -> str | None:
 def decode_crop(
     data: bytes, header: JpegHeader, box: tuple[int, int, int, int], channels: int, size: int
 ) -> np.ndarray:
-    """Return the pixels of `box` (top, left, height, width) in an upright JPEG, uint8 [h, w,
-    channels].
+    """Return the pixels of `box` (top, left, height, width) in an upright JPEG, [h, w, channels].
 
     If both sides of the box are at least 2, 4 or 8 times `size`, the result is scaled down by this
     factor. Raises ValueError if the image is damaged. With libjpeg-turbo, damage below the box is

@@ -1,5 +1,4 @@
-"""Finds single characters that reveal the label of a text, such as a part of an emoji that was not
-removed.
+"""Finds characters that reveal the label of a text, such as a part of an emoji.
 
 For each character, one half of the texts determines the class that is most frequent in the texts
 with the character, and the other half measures how often this is their class. Letters, marks and

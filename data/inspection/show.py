@@ -78,8 +78,7 @@ def contact_sheet(split: Split, number: int) -> Image.Image:
 
 
 def _paste(sheet: Image.Image, split: Split, index: int, left: int, top: int) -> str:
-    """Paste the entire sample into its tile, and return its class name. A damaged image is crossed
-    out.
+    """Paste a whole sample into its tile, and return its class name. Damage is crossed out.
 
     Small images are enlarged without smoothing, so that individual pixels stay visible.
     """

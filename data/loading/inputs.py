@@ -76,8 +76,7 @@ class ImageInputs:
     ) -> Items:
         """Return the conversion of the samples `indices` in `epochs` (int64 [n] each).
 
-        The random numbers of a sample are keyed by (seed, epoch, index). side: the height and width
-        of the images in pixels.
+        The random numbers are keyed by (seed, epoch, index). side: of the images, in pixels.
         """
         if side != self._training.config.size:
             self._training = TrainingImages(self._image.scaled_to(side), self._augment)

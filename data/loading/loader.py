@@ -1,5 +1,4 @@
-"""The batches of a split: an endless training stream with a cursor, and a single pass for
-evaluation.
+"""The batches of a split: an endless training stream with a cursor, and a pass for evaluation.
 
 `data/loading/order.py` defines the order of the samples. Global batches are the same for every
 world size and number of workers, because ranks and workers only divide the reading among themselves

@@ -119,8 +119,7 @@ def permuted_in_groups(
 def _feistel(
     value: np.ndarray, half: np.uint64 | np.ndarray, keys: Sequence[int | np.ndarray]
 ) -> np.ndarray:
-    """Permute [0, 4**half), keyed by `keys`. `half` and each key may be arrays with one value per
-    element.
+    """Permute [0, 4**half), keyed by `keys`. `half` and the keys may be arrays.
 
     A round maps (left, right) to (right, left ^ f(right)), which can be inverted for any f: `right`
     is in the output, so f(right) is known and the xor can be undone. `_mix` therefore need not be

@@ -64,8 +64,7 @@ class Reader(Dataset):
         batch: Items,
         candidates: Callable[[int], Iterable[int]] = lambda row: (),
     ) -> tuple[np.ndarray, Iterator[Any], dict[int, Substitute]]:
-        """Return the labels of `samples`, int64 [n], their items, and the substitutes of bad
-        samples by row.
+        """Return the labels of `samples`, int64 [n], their items, and the substitutes by row.
 
         candidates: maps the row of a bad sample to those that may replace it. If none can, the
         BadSampleError of the bad sample is raised. The labels and substitutes are complete when the

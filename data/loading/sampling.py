@@ -82,8 +82,7 @@ def _index_type(num_samples: int) -> type[np.integer]:
 class SampledOrder:
     """Maps each position of the endless stream to a sample, with given shares of groups.
 
-    num_samples: the number of positions per epoch. Uses 16 bytes per group, in addition to
-    `groups.members`.
+    num_samples: positions per epoch. Uses 16 bytes per group and `groups.members`.
     """
 
     def __init__(self, seed: int, groups: Groups, num_samples: int) -> None:

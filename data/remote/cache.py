@@ -148,8 +148,7 @@ class Cache:
     def _evict(self, max_bytes: int) -> bool:
         """Unlink the least recently used files, shards first, until at most `max_bytes` remain.
 
-        Unfinished files of killed processes are deleted too. Returns False if the remaining files
-        cannot be deleted.
+        Unfinished files of killed processes are deleted too. Returns False if this is not enough.
         """
         files: list[tuple[bool, float, int, Path]] = []
         total = 0
@@ -195,11 +194,9 @@ def read_mapped(
     config: CacheConfig,
     parse: Callable[[Path], Answer],
 ) -> Answer:
-    """Return `parse(path)` of a file with this SHA-256 in a folder at a path or, through the cache,
-    at a URL.
+    """Return `parse(path)` of a file in a folder at a path or, through the cache, at a URL.
 
-    `parse` raises ValueError for a damaged file. Raises FileNotFoundError and the errors of
-    `fetch`.
+    `parse` raises ValueError for a damaged file. Raises the errors of `fetch`.
     """
     if isinstance(folder, Path):
         path = folder / name

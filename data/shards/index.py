@@ -41,8 +41,7 @@ _TENSORS: dict[str, tuple[str, str, tuple[int, ...]]] = {
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """The locations of N samples. Column 0 is the sample itself, and column 1 is its `.cls`
-    member.
+    """The locations of N samples. Columns: 0 is the sample, and 1 is its `.cls` member.
 
     blocks: the offset of the first byte in blocks of 512 bytes, uint32 [N, 2]. sizes: the sizes in
     bytes, uint32 [N, 2]. crc32: the checksums, uint32 [N, 2]. extension: the positions in
@@ -77,8 +76,7 @@ class IndexBuilder:
         self._places, self._labels, self._extension = array("I"), array("i"), array("B")
 
     def add(self, members: dict[str, bytes], *, offset: int, sample: str, label: int) -> int:
-        """Add `members` (extension -> bytes), which are written in sorted order, starting at
-        `offset` in the tar.
+        """Add `members` (extension -> bytes), which are written in sorted order from `offset`.
 
         Returns the offset after the members.
         """
@@ -159,8 +157,7 @@ def index_path(shard: Path) -> Path:
 def read_index(folder: Path | str, shard: ShardInfo, *, attempts: int) -> ShardIndex:
     """Read the index of a shard in a folder at a path or URL.
 
-    Raises FileNotFoundError if the index is missing, and ValueError if it is damaged or has the
-    wrong format.
+    Raises FileNotFoundError if the index is missing, and ValueError if it is damaged.
     """
     name = index_path(Path(shard.file)).name
     where, (header, each) = address(folder, name), _MAX_BYTES

@@ -138,8 +138,7 @@ class Manifest(_Record):
         return self.classes.names
 
     def of_split(self, split: str, *, key: str | None = None) -> tuple[ShardInfo, ...]:
-        """Return the shards of `split`. Raises ValueError, with the existing splits, if the split
-        does not exist.
+        """Return the shards of `split`. Raises ValueError if the split does not exist.
 
         key: the recipe key whose value is `split`, for the error message.
         """
@@ -243,8 +242,7 @@ class Manifest(_Record):
     def with_class_file(self, write: Callable[[str, ClassList], str]) -> "Manifest":
         """Return the manifest with its classes in a file, if there are too many for the manifest.
 
-        write: writes a class list to the file of this name, next to the manifest, and returns its
-        SHA-256.
+        write: writes a class list to the file of this name, and returns its SHA-256.
         """
         if len(self.classes) <= MAX_INLINE_CLASSES:
             return self

@@ -194,8 +194,7 @@ class ShardFiles:
                 _log.warning("prefetch failed: %s", error)
 
     def check_order(self, order: Order, groups_at_once: int) -> None:
-        """Raise ValueError if the shards at URLs of `groups_at_once` groups do not fit in the
-        cache.
+        """Raise ValueError if remote shards of `groups_at_once` groups do not fit in the cache.
 
         This checks the worst case, in which the largest shards are all read at the same time.
         """

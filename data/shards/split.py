@@ -280,8 +280,7 @@ def open_split(
     cache: CacheConfig = DEFAULT_CACHE,
     manifest: Manifest | None = None,
 ) -> Split:
-    """Open one split of a folder written by `kway shard`, at a path or at a URL that is read
-    through `cache`.
+    """Open one split of a folder written by `kway shard`, or of a URL read through `cache`.
 
     manifest: the manifest of the folder, if it is already loaded; loading may be slow.
 

@@ -104,8 +104,7 @@ class FirstPassSource(HeldOutByHash):
     def _selected(self) -> Selected:
         """The result of the first pass. A folder that a killed command left behind is replaced.
 
-        Raises ValueError for an unrelated folder, for rows that break a rule, and if no classes
-        remain.
+        Raises ValueError for an unrelated folder, a broken rule, and if no classes remain.
         """
         folder = self.work
         if folder.exists():

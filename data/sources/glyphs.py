@@ -182,8 +182,7 @@ class Glyphs(Source):
 
 
 def _draw_characters(faces: dict[str, frozenset[int]]) -> Drawings:
-    """Draw every character that at least `MIN_FACES` faces contain, in each face in which it is not
-    blank.
+    """Draw every character that at least `MIN_FACES` faces contain, where it is not blank.
 
     Spaces and control, format, private-use and unassigned code points are excluded.
     """

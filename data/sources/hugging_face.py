@@ -1,5 +1,4 @@
-"""Datasets that `datasets.load_dataset` opens: of the Hub, or local Parquet files and image
-folders.
+"""Datasets that `datasets.load_dataset` opens: of the Hub, or local files and image folders.
 
 The library converts them to Arrow files in its cache, which are memory-mapped: every worker process
 reads single rows from them. It does not run the code of a dataset.

@@ -78,8 +78,7 @@ class Devkit:
 
 
 def read_devkit(path: Path) -> Devkit:
-    """Read the devkit from the archive, or from a folder that contains `data/` or its two
-    files.
+    """Read the devkit from the archive, or from a folder with `data/` or its two files.
 
     Raises FileNotFoundError if a file is missing, and ValueError if a file is damaged.
     """

@@ -153,11 +153,9 @@ class ImageFolder(PackedImages, HeldOutByHash):
 
     @cached_property
     def _split_folders(self) -> dict[str, str]:
-        """Map subfolders to splits. The result is empty if the class folders are in the folder
-        itself.
+        """Map subfolders to splits, or to nothing if the folder itself has the class folders.
 
-        Raises ValueError for folders that look like splits, unless --split or --no-splits states
-        what they are.
+        Raises ValueError for folders that look like splits without --split or --no-splits.
         """
         if self.split or not self.has_splits:
             return {path: split_name(name) for name, path in self.split.items()}

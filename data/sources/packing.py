@@ -69,8 +69,7 @@ class PackedImages:
 
 
 def packed(data: bytes, *, short_side: int | None, quality: int) -> tuple[bytes, str]:
-    """Return a JPEG whose short side is `short_side` if the image is larger, otherwise `data`, and
-    the extension.
+    """Return a JPEG with the short side `short_side`, or smaller `data`, and the extension.
 
     The extension follows the format of the bytes, not the file name. Raises ValueError for data
     that `data.images` cannot decode, and for a JPEG without an end marker.

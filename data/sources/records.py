@@ -201,11 +201,9 @@ AnyFile = RecordFile | ParquetFile
 
 
 def open_records(path: Path) -> AnyFile:
-    """Open a record file. The extension determines its format, and the first line determines its
-    columns.
+    """Open a record file. Its extension is its format, and its first line has the columns.
 
-    Raises FileNotFoundError if the file is missing, and ValueError for an unknown extension or an
-    invalid first line.
+    Raises FileNotFoundError, and ValueError for an unknown extension or a bad first line.
     """
     endings = ", ".join((*KINDS, _PARQUET))
     if not path.is_file():
@@ -249,8 +247,7 @@ def text_field(fields: Fields, name: str) -> str | None:
 def digest(paths: Sequence[Path]) -> str:
     """Return 16 hexadecimal digits of a hash of the files' names, sizes and contents.
 
-    In files larger than 1 MiB, only 16 evenly spaced blocks of 64 KiB are read, to avoid another
-    pass over large inputs.
+    In files larger than 1 MiB, only 16 evenly spaced blocks of 64 KiB are read.
     """
     whole = hashlib.sha256()
     for path in paths:

@@ -1,7 +1,6 @@
 """The interface of sources, which the shard writer and `kway shard` use.
 
-A source is pickled once per worker process. Keep its state small, and open files only when they are
-needed.
+A source is pickled once per worker process: keep its state small, and open files when needed.
 """
 
 from abc import ABC, abstractmethod

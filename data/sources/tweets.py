@@ -1,6 +1,4 @@
-"""Tweets: the label is an emoji found in the text or a column, and all emoji are removed from the
-text.
-"""
+"""Tweets, labeled by an emoji in the text or by a column. All emoji are removed from the text."""
 
 import re
 from collections import Counter

@@ -1,5 +1,4 @@
-"""Builds the offset indices and the manifest for existing webdataset tars, which are not
-changed.
+"""Builds the offset indices and the manifest for existing webdataset tars.
 
 This module selects the tars, their splits and the class list, and writes the results.
 `data/tars/samples.py` reads the tars.

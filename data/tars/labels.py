@@ -34,10 +34,8 @@ def read_class_names(path: Path) -> list[str]:
         raise ValueError(f"{path} is not UTF-8 text: save the file as UTF-8") from error
     while names and not names[-1]:
         names.pop()
-    if not names:
-        raise ValueError(f"{path} is empty: write one class name per line")
     first: dict[str, int] = {}
-    for number, name in enumerate(names, start=1):
+    for number, name in enumerate(names or [""], start=1):
         if not name:
             raise ValueError(f"{path}, line {number} is empty: write one class name per line")
         if first.setdefault(name, number) != number:
@@ -50,8 +48,7 @@ def label_text(extension: str, data: bytes, json_field: str) -> str:
 
     Raises ValueError if there is no label.
 
-    json_field: the field of a `.json` member that contains the label; dots select fields of nested
-    objects.
+    json_field: the field of a `.json` member with the label; dots select nested fields.
     """
     try:
         text = str(data, "utf-8")
@@ -82,9 +79,7 @@ def _field(text: str, json_field: str) -> str:
 
 @dataclass(frozen=True)
 class Labels:
-    """What the labels in tars mean. positions: whether integer labels are positions in the class
-    list instead of names.
-    """
+    """What the labels in tars mean. positions: whether integers are positions in the list."""
 
     classes: ClassList
     positions: bool

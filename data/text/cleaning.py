@@ -1,5 +1,4 @@
-"""Cleans the text of a tweet by removing emoji and masking user names and URLs. Nothing else is
-changed.
+"""Cleans the text of a tweet by removing emoji and masking user names and URLs.
 
 In particular, text is not lower-cased, normalized or split into words. Every part of an emoji is
 removed, because any remaining part would leak the label.
@@ -34,8 +33,7 @@ _PLACEHOLDER = re.compile(r"@user|https?\b")
 
 
 def remove_emoji(text: str) -> str:
-    """Return `text` without emoji and their parts. A run of emoji becomes a space or a line
-    break.
+    """Return `text` without emoji and their parts. A run becomes a space or a line break.
 
     A keycap is removed with its digit. A joiner next to a letter of a joining script is kept. All
     other code points are unchanged.

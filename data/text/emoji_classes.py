@@ -1,7 +1,6 @@
 """Emoji as classes: their names, attributes and vectors.
 
-The similarity of classes is derived from Unicode's groups, the base of a sequence, and the words of
-the English names.
+Similar classes share Unicode's groups, the base of a sequence, and words of the English names.
 """
 
 from collections import Counter
@@ -19,8 +18,7 @@ _TAG_END = "\U000e007f"
 
 
 def emoji_classes(labels: Sequence[str]) -> tuple[ClassInfo, ...]:
-    """Return one class per emoji, named by its English name. Code points are added to ambiguous
-    names.
+    """Return one class per emoji, with its English name and, if ambiguous, code points.
 
     The attributes are emoji, emoji_version, path (Unicode's group and subgroup) and, for sequences,
     base: the first emoji (👩 of 👩‍🚀), "flag" or "keycap".

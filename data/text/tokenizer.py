@@ -1,5 +1,4 @@
-"""Maps texts to token IDs with a fast tokenizer from a folder or the hub. It does not run remote
-code.
+"""Maps texts to token IDs with a fast tokenizer from a folder or the hub, without remote code.
 
 Batching and padding are implemented in `data/loading/inputs.py`. `data/text/tokenizer_training.py`
 trains vocabularies.
@@ -36,8 +35,7 @@ _UNKNOWN = "\ue000 \U00012000"
 class Tokenizer:
     """An opened tokenizer. Create one with `open_tokenizer` or `Tokenizer.of`.
 
-    It is thread-safe, cheap to pickle and safe to use after fork: each process opens its own
-    backend.
+    It is thread-safe, cheap to pickle and fork-safe: each process opens its own backend.
 
     pad_id: the ID of the padding token. vocab_size: the largest ID + 1, which is the required
     number of embedding rows. max_length: the maximum number of tokens per text, including special

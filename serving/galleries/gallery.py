@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from data.files import mapped, sha256_of
+from data.files import sha256_of
 from data.messages import kway_command
 from heads.logits import inverse_norms_of
 from serving.api_error import first_of
@@ -288,4 +288,4 @@ def _mapped(path: Path) -> np.ndarray:
     """Map the bytes of a file, which may be empty."""
     with path.open("rb") as file:
         is_empty = os.fstat(file.fileno()).st_size == 0
-        return np.empty(0, np.uint8) if is_empty else mapped(file)
+        return np.empty(0, np.uint8) if is_empty else np.memmap(file, np.uint8, "r")

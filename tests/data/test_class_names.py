@@ -16,7 +16,7 @@ def test_names_keep_their_order_and_are_stripped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "names is empty: write one class name per line"),
+        (b"", "names, line 1 is empty: write one class name per line"),
         (b"a\n\nb\n", "names, line 2 is empty"),
         (b"a\nb\n a\n", "names, line 3: 'a' is also on line 1"),
         (b"caf\xe9\n", "names is not UTF-8 text: save the file as UTF-8"),

@@ -6,6 +6,7 @@ may write to it at the same time, which is safe, because both write the same byt
 """
 
 import fcntl
+import os
 import socket
 import tempfile
 import time
@@ -19,7 +20,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from data.classes.class_list import ClassList
-from data.files import TEMPORARY, commit, explained, flush, lock, temporary_path
+from data.files import TEMPORARY, commit, explained, flush, temporary_path
 from data.remote.config import file_url, folder_or_url
 from data.remote.fetch import explained as explained_url
 from data.remote.fetch import file_system
@@ -219,7 +220,15 @@ class OutputFolder:
             if isinstance(note, Path):
                 note.parent.mkdir(parents=True, exist_ok=True)
                 held = stack.enter_context(note.open("ab", buffering=0))
-                lock(held, note, f"{self} is being written by another kway shard process")
+                is_locked = False
+                with suppress(BlockingIOError, FileNotFoundError):
+                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    # The other process may have finished and removed this file in the meantime.
+                    is_locked = os.path.samestat(os.fstat(held.fileno()), note.stat())
+                if not is_locked:
+                    raise ValueError(
+                        f"{self} is being written by another kway shard process: wait until it ends"
+                    )
                 # A forked child also has this file open, so closing it would not release the lock.
                 stack.callback(fcntl.flock, held, fcntl.LOCK_UN)
                 self._check_free(about)  # another process may have written to it in the meantime

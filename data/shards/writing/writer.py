@@ -1,5 +1,4 @@
-"""Writes a source to a folder of webdataset shards with indices and a manifest. A run can be
-interrupted safely.
+"""Writes a source to a folder of webdataset shards with indices and a manifest.
 
 Each shard is written atomically, and `manifest.json` is written last. A second identical run
 resumes where the first one stopped. The bytes depend only on the source, not on the number of
@@ -10,7 +9,7 @@ import hashlib
 import os
 import tarfile
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,7 @@ from webdataset.writer import TarWriter
 from data.files import sha256_of, sync
 from data.loading.order import permuted_index
 from data.messages import Report, silent
-from data.processes import connected, over_jobs
+from data.processes import over_jobs
 from data.shards.index import LABEL_EXTENSION, IndexBuilder, index_path
 from data.shards.manifest import (
     LABEL_VECTORS,
@@ -95,8 +94,7 @@ def plan_shards(source: Source, samples_per_shard: int) -> Iterator[Plan]:
 class WrittenShard(NamedTuple):
     """The result for one shard.
 
-    info: None if every sample was skipped, so there is no shard. skipped: the samples that
-    were skipped.
+    info: None if every sample was skipped. skipped: the samples that were skipped.
     """
 
     info: ShardInfo | None
@@ -191,8 +189,11 @@ def write_shards(
     if (complete := _complete_manifest(output, about)) is not None:
         output.delete([UNFINISHED])
         return Written(complete, complete_before=True, skipped=_skipped(output))
+    if ray is not None:
+        from data.ray_pool import ray_cluster
+
     # Connect to the Ray cluster first: an error while the folder is claimed would discard it.
-    with connected(ray), output.claimed(about):
+    with nullcontext() if ray is None else ray_cluster(ray), output.claimed(about):
         # The folder is incomplete, so remove its manifest. The file UNFINISHED then marks it.
         output.delete([MANIFEST])
         plans = list(plan_shards(source, samples_per_shard))
