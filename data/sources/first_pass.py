@@ -25,7 +25,7 @@ from data.shards.hierarchy import PATH, SEPARATOR, join_path
 from data.shards.split_names import TEST, TRAIN, renamed_splits, shard_splits
 from data.sources.names import spelling_notes
 from data.sources.rows import COLUMNS, FIRST_DAMAGED, TASK, Batch, Row, Task, Tasks, gather
-from data.sources.source import HeldOutByHash
+from data.sources.source import Source
 from data.tars.labels import label_order
 
 _CONTENTS = "contents"
@@ -51,7 +51,7 @@ class Selected:
     counts: Counter[str]
 
 
-class FirstPassSource(HeldOutByHash):
+class FirstPassSource(Source):
     """A source whose first pass stores its result in `work` and reports its progress.
 
     duplicates: whether to keep only the first of several rows with the same content, label and
@@ -62,6 +62,7 @@ class FirstPassSource(HeldOutByHash):
 
     work: Path
     report: Report
+    test_fraction: float
     min_count = 1
     duplicates = across = "keep"  # or "drop"
     needs_training = True  # a class without training samples is an error, not excluded

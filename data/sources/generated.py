@@ -27,7 +27,7 @@ from data.sources.first_pass import FirstPassSource, work_folder
 from data.sources.names import class_name
 from data.sources.packing import PackedImages
 from data.sources.rows import Row, Task
-from data.sources.source import STRICT, Modality, Sample
+from data.sources.source import STRICT, HeldOutByHash, Modality, Sample
 
 
 class LabeledSample(NamedTuple):
@@ -82,7 +82,7 @@ def write_shards(
 
 
 @dataclass(frozen=True, config=STRICT)
-class _Generated(PackedImages, FirstPassSource):
+class _Generated(PackedImages, FirstPassSource, HeldOutByHash):
     kind = "generated"
 
     samples: Any

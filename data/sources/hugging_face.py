@@ -24,13 +24,13 @@ from data.sources.names import class_name
 from data.sources.packing import PackedImages
 from data.sources.records import digest
 from data.sources.rows import Row, Task
-from data.sources.source import STRICT, Modality, Sample
+from data.sources.source import STRICT, HeldOutByHash, Modality, Sample
 
 _BUILDERS = {".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", ".jsonl": "json"}
 
 
 @dataclass(frozen=True, config=STRICT)
-class HuggingFace(PackedImages, FirstPassSource):
+class HuggingFace(PackedImages, FirstPassSource, HeldOutByHash):
     """A dataset of the Hugging Face Hub, or a local folder or file that `datasets` opens.
 
     Images are stored just as `imagefolder` stores them, and texts unchanged. The names of a
