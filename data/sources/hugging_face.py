@@ -168,8 +168,7 @@ class HuggingFace(PackedImages, FirstPassSource, HeldOutByHash):
         words = {*SPLIT_OF_WORD, *self._rows}
         if stored and all(str(name).lower() in words for name in stored):
             raise ValueError(
-                f"{self.name}: the labels {', '.join(stored)} are names of splits: "
-                "add class folders, or write a table (docs/layouts.md)"
+                f"{self.name}: the labels {', '.join(stored)} are names of splits: add classes"
             )
         return stored
 
@@ -221,8 +220,7 @@ class HuggingFace(PackedImages, FirstPassSource, HeldOutByHash):
             opened = datasets.load_dataset(found, **options)
         except Exception as error:  # the library raises arbitrary errors for damaged files
             raise ValueError(
-                f"{self.name} cannot be opened ({one_line(error)}): check the name and --config, "
-                "or download it and pass the folder"
+                f"{self.name} cannot be opened ({one_line(error)}): check the name and --config"
             ) from error
         return dict(opened)
 

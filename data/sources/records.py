@@ -114,8 +114,7 @@ class RecordFile:
             while line := file.readline(_MAX_RECORD_BYTES):
                 if len(line) == _MAX_RECORD_BYTES:
                     raise ValueError(
-                        f"{self.path}, byte {offset}: a line is longer than "
-                        f"{_MAX_RECORD_BYTES >> 20} MiB: check that the file contains records"
+                        f"{self.path}, byte {offset}: a line is over {_MAX_RECORD_BYTES >> 20} MiB"
                     )
                 yield Record(offset, len(line), line)
                 offset += len(line)
@@ -142,8 +141,7 @@ class RecordFile:
                 taken.clear()
         except csv.Error as error:
             raise ValueError(
-                f"{self.path}, byte {taken[0].position if taken else 0}: {error}: check for an "
-                "unclosed quote"
+                f"{self.path}, byte {taken[0].position if taken else 0}: {error}: check the quotes"
             ) from error
 
 
