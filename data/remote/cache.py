@@ -203,8 +203,8 @@ def read_mapped(
             raise FileNotFoundError(f"{path} is missing: {COPY_AGAIN}")
         return parse(path)
     cache = Cache(config.folder, config.max_bytes)
-    options = {"attempts": config.attempts, "max_bytes": cache.max_bytes}
-    fill = partial(fetch, file_url(folder, name), sha256=sha256, **options)
+    url, size = file_url(folder, name), cache.max_bytes
+    fill = partial(fetch, url, attempts=config.attempts, max_bytes=size, sha256=sha256)
     return cache.read(f"{sha256}.safetensors", fill, parse)
 
 

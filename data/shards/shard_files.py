@@ -130,9 +130,8 @@ class ShardFiles:
         return descriptor
 
     def _fill(self, shard: Shard) -> Callable[[IO[bytes]], None]:
-        info, attempts = shard.info, self._config.attempts
-        options = {"max_bytes": info.bytes, "sha256": info.sha256}
-        return partial(fetch, shard.address, attempts=attempts, **options)
+        attempts, size, sha256 = self._config.attempts, shard.info.bytes, shard.info.sha256
+        return partial(fetch, shard.address, attempts=attempts, max_bytes=size, sha256=sha256)
 
     def close(self) -> None:
         """Close all files and start no more downloads. A later read opens files again."""
