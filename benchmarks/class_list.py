@@ -21,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -33,7 +32,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from data.classes.class_list import ClassInfo, ClassList
 from data.loading.batch import Cursor
-from data.shards.manifest import Manifest, SourceInfo
+from data.shards.manifest import Manifest
 from data.shards.writing.writer import write_shards
 from data.skipped import Skipped
 from data.sources import Glyphs
@@ -66,8 +65,8 @@ class ManyClasses(Source):
         self._glyphs = Glyphs(16, samples=1, size=16)
         self.num_classes = num_classes
 
-    def describe(self) -> SourceInfo:
-        return SourceInfo(kind=self.kind, parameters={"classes": self.num_classes})
+    def parameters(self) -> dict[str, Any]:
+        return {"classes": self.num_classes}
 
     def classes(self) -> Sequence[ClassInfo]:
         return ClassList.of(
@@ -89,7 +88,7 @@ class ManyClasses(Source):
         glyph, number, label = task
         sample = self._glyphs.render(glyph)
         assert isinstance(sample, Sample)
-        return replace(sample, key=f"{number:05d}", label=label)
+        return sample._replace(key=f"{number:05d}", label=label)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__

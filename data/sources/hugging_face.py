@@ -47,7 +47,7 @@ class HuggingFace(PackedImages, FirstPassSource, HeldOutByHash):
     revision: str | None = Field(default=None, description="revision on the Hub")
     image_column: str | None = Field(default=None, description="column of the image, if several")
     text_column: str | None = Field(default=None, description="column that contains the text")
-    label_column: str | None = Field(default=None, description="default: the only ClassLabel")
+    label_column: str | None = Field(default=None, description="label column; default: ClassLabel")
 
     def __post_init__(self) -> None:
         if self.image_column is not None and self.text_column is not None:

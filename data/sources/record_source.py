@@ -31,7 +31,7 @@ class RecordSource(FirstPassSource, HeldOutByHash):
     ]
     work: Annotated[Path, Supplied()]
     split: str | None = Field(
-        default=None, kw_only=True, description="column; default: a random split"
+        default=None, kw_only=True, description="split column; default: random"
     )
     across: Annotated[Literal["drop", "keep"], Option("--drop-across", flag="drop")] = Field(
         default="keep",

@@ -56,9 +56,7 @@ class Table(PackedImages, RecordSource):
         default=None, description="column whose rows with the same value stay in the same split"
     )
     hierarchy: str | None = Field(default=None, description="column of the nodes above (a > b)")
-    images: Input | None = Field(
-        default=None, description="folder; default: that of the first file"
-    )
+    images: Input | None = Field(default=None, description="their folder; default: that of FILES")
     duplicates: Annotated[Literal["drop", "keep"], Option("--drop-duplicates", flag="drop")] = (
         Field(default="keep", description="drop duplicate rows within the same class and split")
     )

@@ -49,7 +49,7 @@ class Tweets(RecordSource):
     text: str | None = Field(default=None, description="column of the text; a.b: nested fields")
     language: str | None = Field(default=None, description="column of the language")
     identity: Annotated[str | None, Option("--id")] = Field(default=None, description="ID column")
-    label: str | None = Field(default=None, description="column; default: the emoji in the text")
+    label: str | None = Field(default=None, description="label column; default: the emoji")
     languages: tuple[str, ...] = Field(default=(), description="comma-separated; default: all")
     policy: Literal["first", "each", "only-if-single", "most-frequent"] = Field(
         default="first", description="how to choose among several emoji"
@@ -60,7 +60,7 @@ class Tweets(RecordSource):
     duplicates: Annotated[Literal["drop", "keep"], Option("--keep-duplicates", flag="keep")] = (
         Field(default="drop", description="keep duplicate texts within the same class and split")
     )
-    top: int | None = Field(default=None, ge=2, description="maximum number of classes")
+    top: int | None = Field(default=None, ge=2, description="keep the most frequent classes")
 
     def __post_init__(self) -> None:
         for one in self._opened:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from data.classes.class_list import ClassInfo
-from data.shards.manifest import SourceInfo
 from data.shards.writing.writer import write_shards
 from data.sources import Sample, Source
 from tests.data.ray_cluster import RayCluster
@@ -23,10 +22,11 @@ class SlowNumbers(Source):
     train: int
     seconds: float = 0.05
 
+    kind = "numbers"
     modality = "text"
 
-    def describe(self) -> SourceInfo:
-        return SourceInfo(kind="numbers", parameters={"train": self.train})
+    def parameters(self) -> dict[str, Any]:
+        return {"train": self.train}
 
     def classes(self) -> tuple[ClassInfo, ...]:
         return (ClassInfo(name="even"), ClassInfo(name="odd"))
