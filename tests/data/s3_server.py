@@ -56,5 +56,6 @@ def objects(url: str) -> dict[str, bytes]:
     files = fsspec.filesystem("s3")
     files.invalidate_cache()
     prefix = url.partition("://")[2] + "/"
-    found = files.find(prefix)
+    # If the first object appears during the call, s3fs returns the folder itself.
+    found = [name for name in files.find(prefix) if name.startswith(prefix)]
     return {name.removeprefix(prefix): files.cat_file(name) for name in found}

@@ -114,7 +114,6 @@ def test_sigterm_ends_a_command_and_its_tasks_and_the_same_command_resumes(
     _, errors = stopped.communicate(timeout=60)
     assert stopped.returncode == -signal.SIGTERM
     assert errors.startswith("random split")
-    assert errors.count("\n") == 1
     wait_until(lambda: not cluster.workers())
     assert not (tmp_path / "out" / MANIFEST).exists()
     resumed = start()  # with processes of this machine
