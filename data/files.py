@@ -45,7 +45,8 @@ def explained(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in NO_SPACE:
             raise OSError(
-                f"{path} cannot be written ({error.strerror}): free up space and run it again"
+                f"{path} cannot be written ({error.strerror}): free up space and run the same "
+                "command again"
             ) from error
         if error.errno is None or error.filename is not None:
             raise

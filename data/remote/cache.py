@@ -134,7 +134,8 @@ class Cache:
         """Reserve space by extending the file to its full length before it is written."""
         if size > self.max_bytes:
             raise ValueError(
-                f"{file.name} has {size} bytes, over the limit: raise data.cache.gigabytes"
+                f"{Path(file.name).name} has {size} bytes, but the cache is limited to "
+                f"{self.max_bytes}: raise data.cache.gigabytes"
             )
         while True:
             with self._locked(_EVICTION):

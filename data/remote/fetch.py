@@ -146,7 +146,8 @@ def fetch(
         try:
             if (reason := _fetch_once(url, file, max_bytes, sha256)) is not None:
                 raise ValueError(
-                    f"{url} does not match the manifest ({reason}): upload it, or {SHARD_AGAIN}"
+                    f"{url} does not match the manifest ({reason}): upload the file again, or "
+                    f"{SHARD_AGAIN}"
                 )
             return parse()
         except ValueError as error:

@@ -24,7 +24,10 @@ def load_label_vectors(
     folder = folder_or_url(str(folder))
     name, digest = manifest.label_vectors, manifest.label_vectors_sha256
     if name is None or digest is None:
-        raise ValueError(f"{folder} does not provide label vectors: use dense class weights")
+        raise ValueError(
+            f"{folder}: source {manifest.source.kind} does not provide label vectors: use dense "
+            "class weights"
+        )
     where = address(folder, name)
 
     def read(path: Path) -> np.ndarray:

@@ -168,7 +168,8 @@ class HuggingFace(PackedImages, FirstPassSource, HeldOutByHash):
         words = {*SPLIT_OF_WORD, *self._rows}
         if stored and all(str(name).lower() in words for name in stored):
             raise ValueError(
-                f"{self.name}: the labels {', '.join(stored)} are names of splits: add classes"
+                f"{self.name}: the labels {', '.join(stored)} are names of splits: "
+                "add class folders, or write a table (docs/layouts.md)"
             )
         return stored
 
@@ -220,7 +221,8 @@ class HuggingFace(PackedImages, FirstPassSource, HeldOutByHash):
             opened = datasets.load_dataset(found, **options)
         except Exception as error:  # the library raises arbitrary errors for damaged files
             raise ValueError(
-                f"{self.name} cannot be opened ({one_line(error)}): check the name and --config"
+                f"{self.name} cannot be opened ({one_line(error)}): check the name and --config, "
+                "or download it and pass the folder"
             ) from error
         return dict(opened)
 

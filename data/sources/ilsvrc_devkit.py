@@ -93,7 +93,8 @@ def read_devkit(path: Path) -> Devkit:
     for number, line in enumerate(found[_TRUTH].decode("ascii", "replace").split(), 1):
         if not line.isdecimal() or int(line) not in wnids:
             raise ValueError(
-                f"{path}: {_TRUTH}, line {number}: {line[:20]!r} is not an ILSVRC2012_ID"
+                f"{path}: {_TRUTH}, line {number}: {line[:20]!r} is not an ILSVRC2012_ID in "
+                f"{_META}: download the devkit again"
             )
         truth.append(wnids[int(line)])
     return Devkit(path, synsets, tuple(truth))

@@ -53,7 +53,8 @@ class Mnist(PixelSource):
         names = [*map(str, range(number))] if self.names is None else read_class_names(self.names)
         if len(names) < max(2, number):
             raise ValueError(
-                f"{self.names or self.folder}: list {max(2, number)} names, not {len(names)}"
+                f"{self.names or self.folder} has {len(names)} names: list a name for every label, "
+                f"0 to {number - 1}, and at least 2 names"
             )
         return names
 
@@ -65,7 +66,8 @@ class Mnist(PixelSource):
             labels = _read_idx(self.folder, f"{stem}-labels", 1)
             if len(images) != len(labels) or not images.size:
                 raise ValueError(
-                    f"{self.folder}: {stem} has {len(images):,} images, {len(labels):,} labels"
+                    f"{self.folder}: {stem}-images has {len(images):,} images, but {stem}-labels "
+                    f"has {len(labels):,} labels: download both again"
                 )
             arrays[split] = images, labels
         return arrays

@@ -114,7 +114,8 @@ class RecordFile:
             while line := file.readline(_MAX_RECORD_BYTES):
                 if len(line) == _MAX_RECORD_BYTES:
                     raise ValueError(
-                        f"{self.path}, byte {offset}: a line is over {_MAX_RECORD_BYTES >> 20} MiB"
+                        f"{self.path}, byte {offset}: a line is longer than "
+                        f"{_MAX_RECORD_BYTES >> 20} MiB: check that the file contains records"
                     )
                 yield Record(offset, len(line), line)
                 offset += len(line)
@@ -141,7 +142,8 @@ class RecordFile:
                 taken.clear()
         except csv.Error as error:
             raise ValueError(
-                f"{self.path}, byte {taken[0].position if taken else 0}: {error}: check the quotes"
+                f"{self.path}, byte {taken[0].position if taken else 0}: {error}: check for an "
+                "unclosed quote"
             ) from error
 
 

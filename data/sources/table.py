@@ -163,7 +163,8 @@ class Table(PackedImages, RecordSource):
     def choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
         if (several := next(filter(lambda name: _joins(name, samples), samples), None)) is not None:
             raise ValueError(
-                f"{self.files[0]}: label {shown(several)} joins other labels: {_ONE_LABEL}"
+                f"{self.files[0]}: label {shown(several)} joins other labels of column "
+                f"{self.label!r}: {_ONE_LABEL}"
             )
         return super().choose(samples, trained)
 

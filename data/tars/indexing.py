@@ -157,7 +157,8 @@ def list_tars(folder: Path) -> list[Path]:
             continue
         if path.parent != folder:
             raise ValueError(
-                f"{printable(str(path))} is in a subfolder: index a folder of links to tars (ln -s)"
+                f"{printable(str(path))} is in a subfolder, but a manifest lists only tars in its "
+                "own folder: create a folder of links to the tars (ln -s), and index that folder"
             )
         if printable(path.name) != path.name or "\\" in path.name:
             raise ValueError(f"{printable(str(path))}: rename it for the manifest")

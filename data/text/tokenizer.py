@@ -86,7 +86,8 @@ class Tokenizer:
             backend.encode(_UNKNOWN)
         except Exception as error:  # the library raises no narrower type
             raise ValueError(
-                f"tokenizer {name} cannot encode unknown characters ({one_line(error)}): {_REMEDY}"
+                f"tokenizer {name} cannot encode unknown characters ({one_line(error)}): add an "
+                f"unknown token to its model, or {_REMEDY}"
             ) from error
         return cls(
             max_length=max_length,

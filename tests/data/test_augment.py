@@ -14,7 +14,7 @@ from data.augment.base import Draws, Fill
 from data.augment.color_jitter import ColorJitter
 from data.augment.custom import CustomAugmentation
 from data.augment.rand_augment import OPERATIONS, RandAugment
-from data.augment.training import AugmentConfig, TrainingImages, resized
+from data.augment.training import AugmentConfig, for_training, resized
 from data.images.config import ImageConfig
 from data.images.decode import for_evaluation
 
@@ -42,10 +42,9 @@ def image(channels: int) -> ImageConfig:
 def samples(channels: int, augment: AugmentConfig, number: int = 60) -> list[np.ndarray]:
     given = photo(channels)
     before = given.copy()
-    images, made = TrainingImages(image(channels), augment), []
-    for i in range(number):
-        rng = Draws().at(7, 1, i)
-        made.append(images.augmented(images.cropped(given, rng), rng).copy())
+    made = [
+        for_training(given, image(channels), augment, Draws().at(7, 1, i)) for i in range(number)
+    ]
     assert np.array_equal(given, before)
     return made
 

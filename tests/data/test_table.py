@@ -137,8 +137,8 @@ def test_options_for_another_kind_of_table_raise(
     [
         (["a,\"['x', 'y']\"", "b,x"], r"a\.csv, line 2: the row has the label .*, a list"),
         (['a,"[z, w]"', "b,x"], r"a\.csv, line 2: the row has the label .*, a list"),
-        (["a,x|y", "b,x", "c,y"], "label 'x|y' joins other labels"),
-        (['a,"x, y"', "b,x", "c,y"], "label 'x, y' joins other labels"),
+        (["a,x|y", "b,x", "c,y"], "label 'x|y' joins other labels of column 'y'"),
+        (['a,"x, y"', "b,x", "c,y"], "label 'x, y' joins other labels of column 'y'"),
     ],
 )
 def test_labels_that_look_like_lists_raise(tmp_path: Path, rows: list[str], message: str) -> None:
@@ -154,7 +154,7 @@ def test_a_cell_longer_than_the_limit_of_csv_is_read(tmp_path: Path) -> None:
 
 
 def test_an_unclosed_quote_raises_even_at_the_end_of_the_file(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"a\.csv, byte 8: .*: check the quotes"):
+    with pytest.raises(ValueError, match=r"a\.csv, byte 8: .*: check for an unclosed quote"):
         text_table(tmp_path, "t,y", "a,x", '"b,y', "c,x").classes()
 
 

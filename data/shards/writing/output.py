@@ -198,7 +198,8 @@ class OutputFolder:
         while shard.file not in self.finished([shard.file]):
             if time.monotonic() > end:
                 raise FileNotFoundError(
-                    f"{self}/{shard.file} does not exist on {socket.gethostname()}: {_SHARED}"
+                    f"{self.location(shard.file)} was written by another Ray node but does not "
+                    f"exist on {socket.gethostname()}: {_SHARED}"
                 )
             time.sleep(0.1)
 
