@@ -99,7 +99,7 @@ def test_split_folders_are_not_classes(tmp_path: Path) -> None:
         (
             {"label": (Sequence(Value("int64")), [[1], [2]])},
             {"text_column": "text"},
-            "column 'label' has the type List, not a label",
+            "column 'label' has the type List: pass a --label-column",
         ),
         (
             {"y": (Value("int64"), [1, 2])},
