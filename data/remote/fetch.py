@@ -195,7 +195,7 @@ def _fetch_once(url: str, file: IO[bytes], max_bytes: int, sha256: str | None) -
     file.truncate()  # not before, because the size of the file reserves space in the cache
     file.flush()
     if sha256 is not None and digest.hexdigest() != sha256:
-        return "its SHA-256 differs"
+        return f"the SHA-256 of the {received:,} bytes differs"
     return None
 
 

@@ -239,7 +239,7 @@ def test_code_in_a_tokenizer_folder_is_not_executed(copy: Path) -> None:
 
 
 def test_a_max_length_that_only_fits_special_tokens_raises(folder: Path) -> None:
-    with pytest.raises(ValueError, match="max_length is 2, but 2 are special: raise it"):
+    with pytest.raises(ValueError, match=r"max_length is 2, but .* adds 2 .*set it to 3 or more"):
         open_tokenizer(str(folder), max_length=2)
     assert len(open_tokenizer(str(folder), max_length=3).encode(["arrow up"])[0]) == 3
 
@@ -284,7 +284,7 @@ def test_an_output_path_that_cannot_be_written_raises_before_anything_is_read(
     (tmp_path / "file").touch()
     out = tmp_path / "file/name"
     done: list[int] = []
-    with pytest.raises(OSError, match=rf"^{out} cannot be written \(.*\)$"):
+    with pytest.raises(OSError, match=rf"^{out} cannot be written \(.*\): choose another folder$"):
         small_tokenizer(names, out, report=lambda number, total: done.append(number))
     assert not done
 
