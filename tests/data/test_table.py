@@ -185,7 +185,7 @@ def test_rows_of_a_group_stay_in_the_same_split(tmp_path: Path) -> None:
 def test_a_class_with_two_hierarchies_raises(tmp_path: Path) -> None:
     rows = ("a,x,one > two", "b,x,one", "c,z,one")
     source = text_table(tmp_path, "t,y,up", *rows, hierarchy="up", test_fraction=0)
-    with pytest.raises(ValueError, match="class 'x' has two hierarchies: 'one' and 'one > two'"):
+    with pytest.raises(ValueError, match="class 'x' has two hierarchies, 'one' and 'one > two'"):
         source.classes()
 
 
