@@ -34,7 +34,9 @@ class Duration(FrozenConfig):
         return self
 
     def in_steps(self, *, num_samples: int, global_batch: int) -> int:
-        """Return the number of steps, rounded up. num_samples: samples per epoch."""
+        """Return the duration in optimizer steps, rounded up. num_samples: the number of samples
+        per epoch.
+        """
         if self.steps is not None:
             return self.steps
         if self.samples is not None:

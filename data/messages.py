@@ -21,7 +21,9 @@ def silent(done: int, total: int) -> None:
 
 
 def one_line(error: object, limit: int = 300) -> str:
-    """Return the text or type of an error on one line of up to `limit` characters."""
+    """Return the text of an error, or its type if it has no text, on one line of up to `limit`
+    characters.
+    """
     return " ".join(str(error).split())[:limit] or type(error).__name__
 
 

@@ -45,7 +45,9 @@ def hue(image: np.ndarray, turn: float) -> np.ndarray:
 
 
 def sharpness(image: np.ndarray, factor: float) -> np.ndarray:
-    """Sharpen or smooth. A factor of 0 smooths, and 2 sharpens. Outermost pixels do not change."""
+    """Sharpen or smooth. A factor of 0 smooths, and 2 sharpens. The outermost pixels do not
+    change.
+    """
     kernel = (1 - factor) * _SMOOTH
     kernel[1, 1] += factor
     result = cv2.filter2D(image, -1, kernel)

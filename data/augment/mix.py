@@ -81,7 +81,9 @@ class Mix(FrozenConfig):
 
 
 def _cut(size: int, weight: float, rng: np.random.Generator) -> Box:
-    """Return a random square that covers 1 - `weight` of the area, clipped at the edges."""
+    """Return a random square that covers 1 - `weight` of the area before it is clipped at the
+    edges.
+    """
     side = round(size * math.sqrt(1 - weight))
     top, left = (int(center) - side // 2 for center in rng.integers(size, size=2))
     bottom, right = min(top + side, size), min(left + side, size)

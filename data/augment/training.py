@@ -159,7 +159,9 @@ class TrainingImages:
         return resized(decode_crop(data, header, box, config.channels, config.size), config.size)
 
     def cropped(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Crop uint8 [H, W, C] to [size, size, C], which the next call may overwrite."""
+        """Crop an image, uint8 [H, W, C]. Return uint8 [size, size, C], which the next call may
+        overwrite.
+        """
         size, pad = self.config.size, self.augment.pad
         if self.augment.crop_area is None:
             if image.shape[:2] == (size, size) and self.config.resize in (None, size):

@@ -187,7 +187,9 @@ def resize_short_side(image: np.ndarray, side: int) -> np.ndarray:
 
 
 def resize_for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
-    """Resize [H, W, C] to `config.resize`: the short side or, without the aspect ratio, both."""
+    """Resize [H, W, C] to `config.resize`: the short side, or both sides if the aspect ratio is not
+    kept.
+    """
     side = config.resize or config.size
     if config.interpolation == "area" and config.keep_aspect:
         return resize_short_side(image, side)

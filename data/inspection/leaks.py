@@ -89,7 +89,9 @@ def check_leaks(folder: Path | str, *, split: str = "train") -> list[CharacterLe
 
 
 def _counts(texts: Sequence[str], labels: np.ndarray) -> dict[str, Counter[int]]:
-    """Map each character that is not part of a word to the number of texts per class with it."""
+    """Map each character that is not part of a word to the number of texts of each class with
+    it.
+    """
     counts: dict[str, Counter[int]] = {}
     for text, label in zip(texts, labels.tolist(), strict=True):
         for char in set(text):

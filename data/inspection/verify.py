@@ -127,7 +127,9 @@ def damages(
 
 
 def recorded_losses(folder: Path | str, manifest: Manifest) -> list[str]:
-    """Return one line for each loss that `kway shard index` recorded, which is not damage."""
+    """Return one line for each loss of samples that `kway shard index` recorded. Such losses do not
+    count as damage.
+    """
     about = manifest.source.parameters
     lines = [f"{file}: {reason}" for file, reason in manifest.incomplete.items()]
     if manifest.source.kind == INDEXED and (problems := about.get("left_out")):

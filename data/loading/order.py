@@ -133,7 +133,9 @@ def _feistel(
 
 
 def _mix(value: np.ndarray) -> np.ndarray:
-    """Apply the finalizer of splitmix64 (Steele, Lea and Flood 2014). uint64 wraps around."""
+    """Apply the finalizer of splitmix64 (Steele, Lea and Flood 2014). uint64 arithmetic wraps
+    around.
+    """
     # Batches are small, so creating scalars and arrays would take most of the time. Use constants
     # and operations in place.
     value = value ^ (value >> _SHIFTS[0])
@@ -183,7 +185,9 @@ class Order:
     def __init__(
         self, seed: int, shard_sizes: Sequence[int], shuffle_shards: int | None = None
     ) -> None:
-        """shard_sizes: the positive number of samples in each shard, in order."""
+        """shard_sizes: the number of samples in each shard, in the order of the split. Each must be
+        positive.
+        """
         self.seed = seed
         self.num_samples = sum(shard_sizes)
         num_shards = len(shard_sizes)
@@ -249,7 +253,9 @@ class Order:
         return indices
 
     def _epoch(self, number: int) -> _Epoch:
-        """Return an epoch. Two are cached, because a batch may cross their boundary."""
+        """Return an epoch. Two epochs are cached, because a batch may cross the boundary between
+        them.
+        """
         if number not in self._epochs:
             if len(self._epochs) > 1:
                 del self._epochs[min(self._epochs)]

@@ -118,7 +118,9 @@ class SampledOrder:
         return passes, samples if self._members is None else self._members[samples].astype(np.int64)
 
     def num_slots(self, epochs: int) -> np.ndarray:
-        """Return the total number of slots of each group in the first `epochs` epochs, [G]."""
+        """Return the total number of slots of each group in the first `epochs` epochs,
+        int64 [G].
+        """
         return np.diff(self._slots_below(epochs, self._bounds))
 
     def _draws(self, epoch: int, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -132,7 +134,9 @@ class SampledOrder:
         return groups, earlier + slots - (lower + offset) // _PERIOD
 
     def _slots_below(self, epochs: int, bounds: np.ndarray) -> np.ndarray:
-        """Return the sum of (bounds + offset of e) // _PERIOD over the epochs e < `epochs`, [n]."""
+        """Return the sum of (bounds + offset of e) // _PERIOD over the first `epochs` epochs e,
+        int64 [n].
+        """
         periods, rest = divmod(epochs, _PERIOD)
         if self._counted is None or self._counted[0] != rest:
             self._counted = rest, np.sort(_offset(np.arange(rest)))
@@ -144,7 +148,9 @@ class SampledOrder:
 
 
 def _offset(number: Number) -> Number:
-    """Return element `number` of the van der Corput sequence times _PERIOD, its bits reversed."""
+    """Return the `number`-th element of the van der Corput sequence times _PERIOD: `number` with
+    its 16 bits reversed.
+    """
     for shift, mask in ((1, 0x5555), (2, 0x3333), (4, 0x0F0F), (8, 0x00FF)):
         number = (number >> shift & mask) | (number & mask) << shift
     return number

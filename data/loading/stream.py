@@ -178,7 +178,9 @@ class _Reader(IterableDataset):
             yield batch.finish(decoded), *row
 
     def _skip(self, name: str, error: Exception) -> bool:
-        """Record a bad tar or sample and return True. Raises an error of the file system."""
+        """Record a bad tar or sample, and return True to continue. Raises an error of the file
+        system.
+        """
         if isinstance(error, OSError):
             raise error
         number = _number(name)

@@ -131,7 +131,9 @@ class Cache:
         return descriptor
 
     def _reserve(self, file: IO[bytes], size: int) -> None:
-        """Reserve space by extending the file to its full length before it is written."""
+        """Reserve space for `size` bytes by extending the file to its full length before its
+        content is written.
+        """
         if size > self.max_bytes:
             raise ValueError(
                 f"{Path(file.name).name} has {size} bytes, but the cache is limited to "

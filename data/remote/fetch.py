@@ -167,7 +167,9 @@ def read_file(
     attempts: int,
     max_bytes: int,
 ) -> Answer:
-    """Return `parse(content)` of a file in a folder at a path or URL, with retries."""
+    """Return `parse(content)` of a file in a folder at a path or URL. Retries after a transient
+    error.
+    """
     if isinstance(folder, Path):
         path = folder / name
         return parse(retried(str(path), path.read_bytes))

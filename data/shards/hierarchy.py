@@ -22,7 +22,9 @@ ClassPath = tuple[str, ...]
 
 
 def join_path(names: Sequence[str]) -> str:
-    """Join names to a `path` attribute. Raises ValueError for invalid or too many names."""
+    """Join names to form a `path` attribute. Raises ValueError for invalid names or too many
+    names.
+    """
     joined = SEPARATOR.join(names)
     if reason := _mistake(names):
         raise ValueError(f"path {joined[:100]!r}: {reason}: rename or move it")

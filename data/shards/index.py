@@ -69,7 +69,9 @@ class Entry(NamedTuple):
 
 
 class IndexBuilder:
-    """Collects the entries of a shard that is written, in 30 bytes of memory per sample."""
+    """Collects the entries of one shard while it is written. This requires 30 bytes of memory per
+    sample.
+    """
 
     def __init__(self) -> None:
         self._extensions: list[str] = []

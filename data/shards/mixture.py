@@ -33,7 +33,9 @@ def load_manifest(data: DataConfig) -> Manifest:
 
 
 def read_manifests(data: DataConfig) -> list[Manifest]:
-    """Return the manifests of `data.shards` and `data.mixture` without checking shards."""
+    """Return the manifests of `data.shards` and of the sets of `data.mixture`, without checking the
+    shards.
+    """
     return [Manifest.read(address, data.cache) for address in data.addresses]
 
 

@@ -24,7 +24,9 @@ from data.tars.headers import BLOCK, member_name
 
 
 class BadSampleError(ValueError):
-    """A sample cannot be used for training. The message contains its shard and key."""
+    """Raised for a sample that cannot be used for training. The message contains the shard, key and
+    reason.
+    """
 
 
 class Part(NamedTuple):
@@ -192,7 +194,9 @@ class Split:
         return np.where(has_class, labels, 0).astype(np.int64), self._contents(samples, has_class)
 
     def _contents(self, samples: np.ndarray, is_sound: np.ndarray) -> Iterator[bytes | None]:
-        """Yield the bytes of `samples`, or None if the checksum differs or `is_sound` is False."""
+        """Yield the bytes of `samples`, or None where the checksum differs or `is_sound` is
+        False.
+        """
         shards = np.searchsorted(self._starts, samples, side="right") - 1
         blocks, sizes, crc32 = self._index.places[samples].T.astype(np.int64)
         columns = shards, sizes, blocks * BLOCK, np.where(is_sound, crc32, -1)  # never a checksum

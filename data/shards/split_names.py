@@ -22,7 +22,9 @@ SPLIT_OF_WORD = {
 
 
 def split_name(word: str) -> str:
-    """Map common names of splits to `train`, `test` or `validation`, and others to themselves."""
+    """Map common names of splits, in upper or lower case, to `train`, `test` or `validation`. Other
+    names are kept.
+    """
     return SPLIT_OF_WORD.get(word.lower(), word)
 
 

@@ -251,7 +251,9 @@ def _write_tasks(
 
 
 def _paths(rows: duckdb.DuckDBPyConnection) -> dict[str, str]:
-    """Return the hierarchy of each label. Raises ValueError for two, and for invalid names."""
+    """Return the hierarchy of each label. Raises ValueError for a label with two, and for invalid
+    names.
+    """
     found = rows.execute(
         "SELECT label, min(path), max(path) FROM rows GROUP BY label HAVING max(path) != ''"
         " ORDER BY label"

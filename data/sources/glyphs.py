@@ -235,7 +235,9 @@ def look_alikes(drawings: Drawings) -> list[list[int]]:
 
 
 def _path(character: str) -> str:
-    """Return the block of a character and its kind: `Cyrillic > Cyrillic, small letters`."""
+    """Return the block of a character and its kind within the block: `Cyrillic > Cyrillic, small
+    letters`.
+    """
     category = unicodedata.category(character)
     kind = _KINDS.get(category, _KINDS[category[0]])
     return join_path((block(character), f"{block(character)}, {kind}"))

@@ -258,7 +258,9 @@ class _Listing:
 
 
 def _why_not_class(path: Path) -> str:
-    """Return the reason to skip an entry next to the class folders, such as a broken link."""
+    """Return the reason to skip an entry next to the class folders. A broken link may represent a
+    class.
+    """
     if path.is_dir():
         return HIDDEN_FOLDER
     return "outside the class folders" if path.is_file() else not_file(path)

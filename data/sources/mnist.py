@@ -74,7 +74,9 @@ class Mnist(PixelSource):
 
 
 def _read_idx(folder: Path, stem: str, num_axes: int) -> np.ndarray:
-    """Read `stem-idxN-ubyte`, or `stem.idxN-ubyte` of some unpacking tools, as uint8."""
+    """Read `stem-idxN-ubyte`, or `stem.idxN-ubyte` as written by some unpacking tools, as a uint8
+    array.
+    """
     names = [f"{stem}{mark}idx{num_axes}-ubyte{end}" for mark in "-." for end in (".gz", "")]
     path = next((folder / name for name in names if (folder / name).is_file()), None)
     if path is None:

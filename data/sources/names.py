@@ -13,7 +13,9 @@ _MAX_NOTES = 10
 
 
 def class_name(text: str) -> str:
-    """Return a class name in NFC, on one line, without a BOM and surrounding blanks."""
+    """Return a class name in NFC, without a BOM and surrounding blanks. A line break inside it
+    becomes a space.
+    """
     lines = unicodedata.normalize("NFC", text.replace("\ufeff", "")).splitlines()
     return " ".join(line.strip() for line in lines if line.strip())
 

@@ -97,7 +97,9 @@ def lossless(image: np.ndarray) -> bytes:
 
 
 def webdataset_keys(paths: Iterable[str]) -> Iterator[str]:
-    """Yield a key for each path without its extension, unique and short enough for a tar."""
+    """Yield a key for each path: the path without its extension, made unique and short enough for a
+    tar header.
+    """
     seen: set[str] = set()
     for path in paths:
         folder, _, name = path.rpartition("/")

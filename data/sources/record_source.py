@@ -23,8 +23,10 @@ from data.sources.source import STRICT, HeldOutByHash
 
 
 @dataclass(frozen=True, config=STRICT)
-class RecordSource(FirstPassSource, HeldOutByHash):
-    """A source of record files or Parquet tables, which several processes parse."""
+class RecordSource(FirstPassSource):
+    """A source of record files or Parquet tables. This process reads the records, and several
+    processes parse them.
+    """
 
     files: Annotated[
         tuple[Input, ...], Argument(), Field(description=".csv, .tsv, .jsonl, .parquet or .txt")

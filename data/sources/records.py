@@ -164,7 +164,9 @@ class ParquetFile:
         return tuple(name for name, *_ in found)
 
     def records(self, columns: Sequence[str]) -> Iterator[Record]:
-        """Yield the rows with the given columns, by default all, in any order."""
+        """Yield the rows with the given columns, by default all. Their order does not matter,
+        because each has its number.
+        """
         columns = columns or self.columns
         query = "SELECT num_rows FROM parquet_file_metadata(?)"
         total, size = int(next(_query(self.path, query))[0]), self.path.stat().st_size

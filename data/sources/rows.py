@@ -73,7 +73,9 @@ class Task(NamedTuple):
 
 
 class Tasks(Sequence[Task]):
-    """The tasks of a split: `rows` states where they are in `contents`, bytes [N]."""
+    """The tasks of a split in two memory-mapped files: `rows` states where they are in `contents`,
+    bytes [N].
+    """
 
     def __init__(self, rows: np.memmap, contents: np.memmap) -> None:
         self._rows = rows

@@ -59,7 +59,9 @@ class Source(ABC):
 
     @abstractmethod
     def parameters(self) -> dict[str, Any]:
-        """Return the options and the digests of input and packages that determine the samples."""
+        """Return the options, and digests of the input and of packages, that determine the
+        samples.
+        """
 
     @abstractmethod
     def classes(self) -> Sequence[ClassInfo]:
@@ -93,7 +95,9 @@ class Source(ABC):
         return []
 
     def clean_up(self) -> None:
-        """Delete temporary files when the shards have been written or the input is invalid."""
+        """Delete temporary files. This is called when the shards have been written or the input is
+        invalid.
+        """
         return
 
     def __getstate__(self) -> dict[str, Any]:

@@ -206,7 +206,9 @@ class Table(PackedImages, RecordSource):
 
     @cached_property
     def _by_stem(self) -> defaultdict[str, list[str]]:
-        """The paths of the files in the folder of the images, by name without extension."""
+        """The paths of the files in the folder of the images, by name with and without
+        extension.
+        """
         found: defaultdict[str, list[str]] = defaultdict(list)
         for parent, folders, names in walk_directory(self._root):
             folders[:] = [one for one in folders if not is_hidden(one)]

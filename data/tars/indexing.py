@@ -169,7 +169,9 @@ def list_tars(folder: Path) -> list[Path]:
 
 
 def _endings(tars: Sequence[Path]) -> tuple[str, ...]:
-    """Return the extensions of images or, if there are none, those of texts."""
+    """Return the extensions of the samples: image extensions if there are images, otherwise text
+    extensions.
+    """
     found: set[str] = set()
     for tar in tars:
         found |= extensions_of(tar).keys()

@@ -46,7 +46,9 @@ class TarScan:
 
 
 class Group(NamedTuple):
-    """The members that share a key: extension in lower case -> (extension as written, member)."""
+    """The members that share a key: a map from extensions in lower case to (extension as written,
+    member).
+    """
 
     key: str
     members: dict[str, tuple[str, Member]]

@@ -54,5 +54,7 @@ def clean(text: str) -> str:
 
 
 def is_retweet(text: str) -> bool:
-    """Return whether the text begins with `RT @name`, with or without quotation marks."""
+    """Return whether the text begins like a retweet: `RT @name`, with or without quotation
+    marks.
+    """
     return _RETWEET.match(text) is not None

@@ -34,7 +34,9 @@ def emoji_classes(labels: Sequence[str]) -> tuple[ClassInfo, ...]:
 
 
 def emoji_vectors(labels: Sequence[str]) -> np.ndarray:
-    """Return vectors, float32 [K, D], of the words in names, groups, subgroups and bases."""
+    """Return vectors, float32 [K, D], computed from the words in names, groups, subgroups and
+    bases.
+    """
     return name_vectors([_words(one) for one in labels])
 
 

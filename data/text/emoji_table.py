@@ -118,7 +118,9 @@ def fully_qualified() -> list[str]:
 
 @cache
 def _folded() -> dict[str, str]:
-    """Map each emoji to its folded form by its English name, which contains the skin tones."""
+    """Map each emoji to its folded form, based on its English name, which contains the skin
+    tones.
+    """
     plain = {
         about["en"].strip(":"): one
         for one, about in _DATA.items()

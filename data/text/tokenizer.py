@@ -243,7 +243,9 @@ def _of_files(folder: Path) -> _Opened | None:
 
 
 def _of_transformers(source: str, *, name: str) -> _Opened:
-    """Load a tokenizer from a folder or the hub with transformers. `name` is for errors."""
+    """Load a tokenizer from a folder or the hub with transformers. `name` is used in error
+    messages.
+    """
     from transformers import AutoTokenizer
 
     is_offline = must_use_cache(source)

@@ -259,7 +259,9 @@ def _skipped(output: OutputFolder) -> Path | str | None:
 
 
 def _write_vectors(output: OutputFolder, vectors: np.ndarray | None) -> str | None:
-    """Write the vectors, if there are any, and return the SHA-256 of the file."""
+    """Write the vectors and return the SHA-256 of the file. If `vectors` is None, write nothing and
+    return None.
+    """
     if vectors is None:
         return None
     content = save({"vectors": np.ascontiguousarray(vectors)})
