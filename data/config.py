@@ -24,13 +24,22 @@ ShardFolder = Annotated[
 class TextConfig(FrozenConfig):
     """How texts are tokenized. The bundle contains the tokenizer."""
 
-    tokenizer: str = Field(min_length=1, description="folder of kway tokenizer, or hub:NAME")
-    max_length: int = Field(128, ge=1, le=32_768, description="maximum number of tokens per text")
+    tokenizer: str = Field(
+        min_length=1,
+        description="tokenizer folder, as written by kway tokenizer, or hub:NAME for the hub",
+    )
+    max_length: int = Field(
+        128,
+        ge=1,
+        le=32_768,
+        description="maximum number of tokens per text, including special tokens",
+    )
     batches_by_length: int = Field(
         50,
         ge=1,
         le=1000,
-        description="number of batches of an epoch that are sorted by length; 1: no sorting",
+        description="number of batches whose texts are sorted together by length, limited to one "
+        "epoch or, with shuffle_shards, to one group; 1 disables sorting",
     )
 
 
@@ -40,11 +49,27 @@ class StreamConfig(FrozenConfig):
     docs/layouts.md lists the guarantees that this mode lacks and `kway shard index` provides.
     """
 
-    shards: str | tuple[str, ...] = Field(description="paths or URLs of tars; {00..63}, {a,b}")
-    samples: int = Field(gt=0, description="number of samples per epoch, for durations")
-    label_field: str = Field("label", description="label in `<key>.json`, without `<key>.cls`")
-    sample: str | None = Field(None, description="extension of the samples, if there are several")
-    buffer: int = Field(5000, ge=1, le=10_000_000, description="samples to shuffle per process")
+    shards: str | tuple[str, ...] = Field(
+        description="paths or URLs of tars; {000..255} and {a,b} are expanded"
+    )
+    samples: int = Field(
+        gt=0, description="number of samples per epoch, used for durations in epochs"
+    )
+    label_field: str = Field(
+        "label",
+        description="field of `<key>.json` that contains the label, if there is no `<key>.cls`",
+    )
+    sample: str | None = Field(
+        None,
+        description="extension of the sample file, if several files with the same key are "
+        "candidates",
+    )
+    buffer: int = Field(
+        5000,
+        ge=1,
+        le=10_000_000,
+        description="size of the shuffle buffer of each loader process, in samples",
+    )
 
     @field_validator("shards")
     @classmethod
@@ -72,9 +97,15 @@ class SamplingConfig(FrozenConfig):
         1,
         ge=0,
         le=1,
-        description="a class with n samples is drawn in proportion to n^power; 0: balanced",
+        description="a class with n training samples is drawn with a probability proportional to "
+        "n^power; 1: natural, 0.5: square root, 0: class-balanced",
     )
-    epoch_samples: int | None = Field(None, ge=1, le=2**36, description="null: size of the split")
+    epoch_samples: int | None = Field(
+        None,
+        ge=1,
+        le=2**36,
+        description="number of samples per epoch; null selects the number of training samples",
+    )
 
 
 class MixtureSet(FrozenConfig):
@@ -82,7 +113,12 @@ class MixtureSet(FrozenConfig):
 
     shards: ShardFolder = Field(description="folder or URL, as in data.shards")
     split: str = Field("train", description="split of the folder to train on")
-    weight: float = Field(1, gt=0, le=1e9, description="relative number of samples drawn")
+    weight: float = Field(
+        1,
+        gt=0,
+        le=1e9,
+        description="relative number of samples drawn from this set, regardless of its size",
+    )
 
 
 def _expanded(shards: str | tuple[str, ...]) -> Iterator[str]:
@@ -96,25 +132,42 @@ def _expanded(shards: str | tuple[str, ...]) -> Iterator[str]:
 
 
 class DataConfig(FrozenConfig):
-    shards: ShardFolder = Field(description="folder written by `kway shard`, or its URL")
+    shards: ShardFolder = Field(
+        description="folder written by `kway shard`: a path, or a URL (file://, http://, https://, "
+        "s3://, gs://)"
+    )
     cache: CacheConfig = CacheConfig()
     shuffle_shards: int | None = Field(
-        None, ge=1, description="shards shuffled together; null: all"
+        None,
+        ge=1,
+        description="number of shards that are shuffled together; null selects all shards (global "
+        "shuffle)",
     )
-    stream: StreamConfig | None = Field(None, description="tars instead of `train_split`")
-    mixture: tuple[MixtureSet, ...] = Field((), description="sets instead of `train_split`")
+    stream: StreamConfig | None = Field(
+        None, description="unindexed tars to train on instead of `train_split`"
+    )
+    mixture: tuple[MixtureSet, ...] = Field(
+        (),
+        description="shard sets to train on instead of `train_split`; `shards` still provides the "
+        "evaluation split",
+    )
     sampling: SamplingConfig = SamplingConfig()
     train_split: str = "train"
     eval_split: str = "test"
     image: ImageConfig = ImageConfig()
     augment: AugmentConfig = AugmentConfig()
     text: TextConfig | None = Field(None, description="tokenization settings for text shards")
-    workers: int = Field(0, ge=0, description="loader processes per rank; 0: the rank itself")
+    workers: int = Field(
+        0,
+        ge=0,
+        description="number of loader processes per rank; 0 loads samples in the training process",
+    )
     max_bad_samples: int = Field(
         10,
         ge=0,
         le=10_000,
-        description="number of distinct damaged samples that training replaces; one more stops it",
+        description="maximum number of distinct damaged samples that training replaces; one more "
+        "stops training with an error (0: the first one stops it)",
     )
 
     @property

@@ -51,7 +51,12 @@ class Mix(FrozenConfig):
 
     mixup_alpha: float = Field(0, ge=0, le=1000)
     cutmix_alpha: float = Field(0, ge=0, le=1000)
-    cutmix_share: float = Field(0.5, ge=0, le=1, description="fraction of mixed pairs for CutMix")
+    cutmix_share: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="fraction of mixed pairs that use CutMix if both Mixup and CutMix are enabled",
+    )
     probability: float = Field(1, ge=0, le=1, description="probability that a pair is mixed")
 
     @model_validator(mode="after")

@@ -52,20 +52,37 @@ class AugmentConfig(FrozenConfig):
     rank or worker.
     """
 
-    size: int | None = Field(None, gt=0, le=4096, description="side in pixels; null: image.size")
-    progressive: tuple[SizeStage, ...] = Field((), description="earlier stages of other sizes")
+    size: int | None = Field(
+        None,
+        gt=0,
+        le=4096,
+        description="side of training images in pixels; null selects image.size",
+    )
+    progressive: tuple[SizeStage, ...] = Field(
+        (), description="earlier stages with different image sizes, in order (progressive resizing)"
+    )
     crop_area: tuple[float, float] | None = Field(
         (0.08, 1.0),
-        description="range of the area of a random crop, as fractions; null: a center crop",
+        description="range of the area of a random crop, as fractions of the image; null selects a "
+        "center crop",
     )
-    crop_ratio: tuple[float, float] = Field((3 / 4, 4 / 3), description="range of width / height")
-    pad: int = Field(0, ge=0, le=4096, description="maximum shift in pixels, with crop_area=null")
+    crop_ratio: tuple[float, float] = Field(
+        (3 / 4, 4 / 3), description="range of the aspect ratio (width / height) of a random crop"
+    )
+    pad: int = Field(
+        0,
+        ge=0,
+        le=4096,
+        description="maximum random shift in pixels in each direction; requires crop_area=null",
+    )
     flip: Flip = Flip(0.5)
     colour: ColorJitter | None = None
     grey: Grayscale = Grayscale(0)
     rand_augment: RandAugment | None = None
     erase: Erase = Erase(0)
-    custom: tuple[_Imported, ...] = Field((), description="user-defined augmentations, in order")
+    custom: tuple[_Imported, ...] = Field(
+        (), description="user-defined augmentations, given by import path and applied in this order"
+    )
     mix: Mix | None = None
 
     @model_validator(mode="after")

@@ -20,19 +20,27 @@ class ImageConfig(FrozenConfig):
     """
 
     size: int = Field(224, gt=0, le=4096, description="side of the square input in pixels")
-    resize: int | None = Field(None, gt=0, le=4096, description="short side before the crop")
+    resize: int | None = Field(
+        None, gt=0, le=4096, description="short side in pixels before the crop; default: size"
+    )
     interpolation: Interpolation = Field(
         "area",
-        description="area: OpenCV's area averaging (bilinear to enlarge); others: Pillow's filters",
+        description="how evaluation resizes images; area: OpenCV's area averaging to shrink and "
+        "bilinear interpolation to enlarge; the others are Pillow's filters, which transformers "
+        "and timm use",
     )
-    keep_aspect: bool = Field(True, description="whether evaluation keeps the aspect ratio")
+    keep_aspect: bool = Field(
+        True, description="whether evaluation keeps the aspect ratio when it resizes an image"
+    )
     crop_offset: Literal["down", "nearest"] = Field(
         "down",
-        description="rounding of the offset of the center crop; down: transformers, nearest: timm",
+        description="rounding of the offset of the center crop; down: as in transformers, nearest: "
+        "to the nearest integer (a half to the even one), as in timm",
     )
     crops: Literal[1, 5, 10] = Field(
         1,
-        description="evaluation crops: 1 (center), 5 (and corners) or 10 (and their mirror images)",
+        description="number of evaluation crops: 1 (center), 5 (center and corners) or 10 "
+        "(these five and their mirror images)",
     )
     channels: Literal[1, 3] = 3
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)

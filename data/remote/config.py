@@ -58,8 +58,15 @@ class CacheConfig(FrozenConfig):
     """
 
     folder: Path = Field(Path("~/.cache/kway/shards"), description="cache folder on a local disk")
-    gigabytes: float = Field(50, gt=0, description="maximum size; 1 GB is 10^9 bytes")
-    attempts: int = Field(8, ge=1, le=100, description="attempts to fetch a file")
+    gigabytes: float = Field(
+        50, gt=0, description="maximum size of the cache in GB; 1 GB is 10^9 bytes"
+    )
+    attempts: int = Field(
+        8,
+        ge=1,
+        le=100,
+        description="maximum number of attempts to fetch a file if the network or server fails",
+    )
 
     @property
     def max_bytes(self) -> int:

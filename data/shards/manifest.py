@@ -72,7 +72,9 @@ class ShardInfo(_Record):
     samples: int = Field(gt=0)
     bytes: int = Field(gt=0)
     sha256: Digest
-    index_crc32: int = Field(ge=0, lt=2**32, description="checksum of the shard's index")
+    index_crc32: int = Field(
+        ge=0, lt=2**32, description="checksum of the entries in the shard's index"
+    )
 
     @model_validator(mode="after")
     def _samples_fit(self) -> "ShardInfo":
@@ -97,7 +99,7 @@ class Manifest(_Record):
 
     format_version: Literal[1, 3] = 1
     modality: Literal["image", "text"] = Field(
-        "image", description="texts are stored as `<key>.txt` in UTF-8"
+        "image", description="modality of the samples; texts are stored as `<key>.txt` in UTF-8"
     )
     source: SourceInfo
     classes: Annotated[
@@ -110,10 +112,12 @@ class Manifest(_Record):
     label_vectors: FileName | None = None
     label_vectors_sha256: Digest | None = None
     incomplete: dict[FileName, str] = Field(
-        {}, description="why samples are missing in a shard (kway shard index --skip-bad)"
+        {},
+        description="for each shard with missing samples, why they are missing, as recorded by "
+        "`kway shard index --skip-bad`",
     )
     class_file: ClassFile | None = Field(
-        None, description="file with `classes`, which are then omitted"
+        None, description="the file that contains `classes`, which are then omitted here"
     )
 
     @model_validator(mode="after")

@@ -32,7 +32,9 @@ class _Cifar(PixelSource):
     """
 
     path: Annotated[
-        Input, Argument(metavar="ARCHIVE"), Field(description="tar.gz, or its unpacked folder")
+        Input,
+        Argument(metavar="ARCHIVE"),
+        Field(description="binary version: the tar.gz archive or its unpacked folder"),
     ]
 
     held_out = "the published test images"

@@ -45,12 +45,18 @@ class EmojiNames(Source):
     held_out = "the languages of --test-languages"
 
     classes_limit: Annotated[int | None, Option("--classes")] = Field(
-        default=None, ge=2, description="maximum number of classes, in code point order"
+        default=None,
+        ge=2,
+        description="maximum number of classes (the first in code point order are kept); "
+        "default: all",
     )
     languages: tuple[str, ...] = Field(
-        default=(), description="comma-separated codes; default: all"
+        default=(),
+        description="comma-separated language codes; default: all languages that have names",
     )
-    test_languages: tuple[str, ...] = Field(default=TEST_LANGUAGES, description="of the test split")
+    test_languages: tuple[str, ...] = Field(
+        default=TEST_LANGUAGES, description="languages held out for the test split"
+    )
 
     def __post_init__(self) -> None:
         load_languages(self._all_languages + self.test_languages)

@@ -88,9 +88,11 @@ class Glyphs(Source):
         default=None,
         ge=2,
         le=1_000_000,
-        description="maximum number of classes; those with the most faces are kept",
+        description="maximum number of classes (those with the most faces are kept); default: all",
     )
-    samples: int = Field(default=3, ge=1, le=10_000, description="images per class and face")
+    samples: int = Field(
+        default=3, ge=1, le=10_000, description="number of training images per class and font face"
+    )
     size: int = Field(default=32, ge=8, le=512, description="side length of the images in pixels")
     seed: int = Field(default=0, ge=0, lt=2**63, description="random seed for the distortions")
 

@@ -41,13 +41,21 @@ class HuggingFace(PackedImages, FirstPassSource, HeldOutByHash):
     reads = "whatever `datasets.load_dataset` opens (extra hf)"
     held_out = "all splits except train, or --test-fraction of the rows if there is only one split"
 
-    name: Annotated[str, Argument(), Field(description="name on the Hub, folder or file")]
+    name: Annotated[
+        str,
+        Argument(),
+        Field(description="name on the Hub, such as ylecun/mnist, or a local folder or file"),
+    ]
     work: Annotated[Path, Supplied()]
     config: str | None = Field(default=None, description="configuration of the dataset")
     revision: str | None = Field(default=None, description="revision on the Hub")
-    image_column: str | None = Field(default=None, description="column of the image, if several")
+    image_column: str | None = Field(
+        default=None, description="column that contains the image; default: the only one"
+    )
     text_column: str | None = Field(default=None, description="column that contains the text")
-    label_column: str | None = Field(default=None, description="label column; default: ClassLabel")
+    label_column: str | None = Field(
+        default=None, description="column that contains the label; default: the only ClassLabel"
+    )
 
     def __post_init__(self) -> None:
         if self.image_column is not None and self.text_column is not None:

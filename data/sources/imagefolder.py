@@ -68,13 +68,18 @@ class ImageFolder(PackedImages, HeldOutByHash):
         "test/, val/ and similar, or --test-fraction of the images, chosen by a hash of their paths"
     )
 
-    folder: Annotated[Input, Argument(), Field(description="class folders, or train/ and test/")]
+    folder: Annotated[
+        Input,
+        Argument(),
+        Field(description="folder that contains the class folders, or train/ and test/"),
+    ]
     split: Annotated[dict[str, str], Option(metavar="NAME=SUBFOLDER")] = Field(
         default_factory=dict,
-        description="class folders of a split, such as train=cars_train; can be repeated",
+        description="subfolder that contains the class folders of a split, such as "
+        "train=cars_train; can be repeated; the other subfolders are not read",
     )
     has_splits: Annotated[bool, Option("--no-splits", flag=False)] = Field(
-        default=True, description="every subfolder is a class"
+        default=True, description="every subfolder is a class, even if its name is that of a split"
     )
 
     def __post_init__(self) -> None:

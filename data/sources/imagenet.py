@@ -70,8 +70,16 @@ class ImageNet(PackedImages, Source):
     reads = "the ILSVRC 2012 tars and devkit (a 144 GB download, registration required)"
     held_out = "the validation images"
 
-    folder: Annotated[Input, Argument(), Field(description=f"folder of {TRAIN_TAR}")]
-    devkit: Input | None = Field(default=None, description="archive or folder; default: in FOLDER")
+    folder: Annotated[
+        Input,
+        Argument(),
+        Field(description=f"folder that contains {TRAIN_TAR} and {VAL_TAR}"),
+    ]
+    devkit: Input | None = Field(
+        default=None,
+        description=f"path of {DEVKIT}.tar.gz or of its extracted folder; by "
+        "default, FOLDER is searched",
+    )
     report: Annotated[Report, Supplied()] = field(default=silent, compare=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -34,8 +34,16 @@ class Mnist(PixelSource):
     reads = "four idx files, plain or .gz (an 11 MB download for MNIST)"
     held_out = "the t10k files"
 
-    folder: Annotated[Input, Argument(), Field(description="folder of the four idx files")]
-    names: Input | None = Field(default=None, description="file of class names; default: 0, 1, …")
+    folder: Annotated[
+        Input,
+        Argument(),
+        Field(
+            description="folder that contains train-images-idx3-ubyte.gz and the other three files"
+        ),
+    ]
+    names: Input | None = Field(
+        default=None, description="file of class names, one per line; default: 0, 1, 2, …"
+    )
 
     def __post_init__(self) -> None:
         check_folder(self.folder, "pass the folder that contains train-images-idx3-ubyte.gz")

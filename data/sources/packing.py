@@ -35,11 +35,17 @@ class PackedImages:
         default=256,
         ge=1,
         kw_only=True,
-        description="short side, in pixels, to which larger images are resized",
+        description="length of the short side, in pixels, to which larger images are resized",
     )
-    quality: int = Field(default=90, ge=1, le=100, kw_only=True, description="JPEG quality")
+    quality: int = Field(
+        default=90, ge=1, le=100, kw_only=True, description="JPEG quality of resized images"
+    )
     original: bool = Field(default=False, kw_only=True, description="store image files unchanged")
-    skip_bad: bool = Field(default=False, kw_only=True, description="skip bad samples")
+    skip_bad: bool = Field(
+        default=False,
+        kw_only=True,
+        description="skip bad samples and list them in skipped.jsonl",
+    )
 
     @property
     def target_side(self) -> int | None:

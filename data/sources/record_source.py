@@ -29,18 +29,24 @@ class RecordSource(FirstPassSource):
     """
 
     files: Annotated[
-        tuple[Input, ...], Argument(), Field(description=".csv, .tsv, .jsonl, .parquet or .txt")
+        tuple[Input, ...],
+        Argument(),
+        Field(description=".csv, .tsv, .jsonl or .parquet files, or .txt with one text per line"),
     ]
     work: Annotated[Path, Supplied()]
     split: str | None = Field(
-        default=None, kw_only=True, description="split column; default: random"
+        default=None,
+        kw_only=True,
+        description="column that contains the split; default: --test-fraction is held out",
     )
     across: Annotated[Literal["drop", "keep"], Option("--drop-across", flag="drop")] = Field(
         default="keep",
         kw_only=True,
         description="drop training rows that also occur in another split",
     )
-    min_count: int = Field(default=1, ge=1, kw_only=True, description="minimum rows per class")
+    min_count: int = Field(
+        default=1, ge=1, kw_only=True, description="minimum number of rows per class"
+    )
     workers: Annotated[int | None, Supplied()] = Field(default=None, kw_only=True)
     report: Annotated[Report, Supplied()] = field(
         default=silent, kw_only=True, compare=False, repr=False

@@ -115,7 +115,7 @@ class HeldOutByHash(Source):
         ge=0,
         lt=1,
         kw_only=True,
-        description="fraction of samples to hold out by a hash, without splits",
+        description="fraction of samples to hold out, chosen by a hash, if the input has no splits",
     )
 
     @abstractmethod

@@ -51,12 +51,24 @@ class Table(PackedImages, RecordSource):
 
     label: Annotated[str, Field(description="column that contains the label")]
     text: str | None = Field(default=None, description="column that contains the text")
-    image: str | None = Field(default=None, description="column of the image path or image file")
-    group: str | None = Field(
-        default=None, description="column whose rows with the same value stay in the same split"
+    image: str | None = Field(
+        default=None,
+        description="column that contains the image path or, in Parquet, the image file",
     )
-    hierarchy: str | None = Field(default=None, description="column of the nodes above (a > b)")
-    images: Input | None = Field(default=None, description="their folder; default: that of FILES")
+    group: str | None = Field(
+        default=None,
+        description="column whose rows with the same value stay in the same split, such as a "
+        "patient, if there is no --split",
+    )
+    hierarchy: str | None = Field(
+        default=None,
+        description='column that contains the nodes above the class, joined by " > "',
+    )
+    images: Input | None = Field(
+        default=None,
+        description="folder that contains the images; a path without an extension is searched in "
+        "its subfolders too; default: the folder of the first file",
+    )
     duplicates: Annotated[Literal["drop", "keep"], Option("--drop-duplicates", flag="drop")] = (
         Field(default="keep", description="drop duplicate rows within the same class and split")
     )

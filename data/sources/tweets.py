@@ -46,13 +46,26 @@ class Tweets(RecordSource):
     reads = "raw tweets"
     held_out = "--test-fraction of the texts, chosen by a hash of the text"
 
-    text: str | None = Field(default=None, description="column of the text; a.b: nested fields")
-    language: str | None = Field(default=None, description="column of the language")
-    identity: Annotated[str | None, Option("--id")] = Field(default=None, description="ID column")
-    label: str | None = Field(default=None, description="label column; default: the emoji")
-    languages: tuple[str, ...] = Field(default=(), description="comma-separated; default: all")
+    text: str | None = Field(
+        default=None,
+        description="column or field that contains the text; dots select nested fields",
+    )
+    language: str | None = Field(
+        default=None, description="column or field that contains the language"
+    )
+    identity: Annotated[str | None, Option("--id")] = Field(
+        default=None, description="column or field that contains the ID"
+    )
+    label: str | None = Field(
+        default=None,
+        description="column or field that contains the label, such as an emoji; default: the emoji "
+        "in the text",
+    )
+    languages: tuple[str, ...] = Field(
+        default=(), description="comma-separated languages to use; default: all"
+    )
     policy: Literal["first", "each", "only-if-single", "most-frequent"] = Field(
-        default="first", description="how to choose among several emoji"
+        default="first", description="rule that selects the label of a tweet with several emoji"
     )
     retweets: Annotated[Literal["drop", "keep"], Option("--keep-retweets", flag="keep")] = Field(
         default="drop", description="keep retweets"
@@ -60,7 +73,11 @@ class Tweets(RecordSource):
     duplicates: Annotated[Literal["drop", "keep"], Option("--keep-duplicates", flag="keep")] = (
         Field(default="drop", description="keep duplicate texts within the same class and split")
     )
-    top: int | None = Field(default=None, ge=2, description="keep the most frequent classes")
+    top: int | None = Field(
+        default=None,
+        ge=2,
+        description="maximum number of classes (the most frequent are kept); default: all",
+    )
 
     def __post_init__(self) -> None:
         for one in self._opened:
