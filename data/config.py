@@ -127,7 +127,7 @@ def _expanded(shards: str | tuple[str, ...]) -> Iterator[str]:
             yield from braceexpand(pattern)
         except ValueError as error:
             raise ValueError(
-                f"{pattern}: {error}: use braces as in train-{{00..63}}.tar"
+                f"{pattern}: {error}: use braces as in train-{{000..255}}.tar"
             ) from error
 
 
@@ -180,11 +180,15 @@ class DataConfig(FrozenConfig):
     def _options_fit_together(self) -> "DataConfig":
         key = "data.mixture" if self.mixture else "data.sampling"
         if self.stream is not None and self.shuffle_shards is not None:
-            raise ValueError("shuffle_shards requires an index: set data.stream.buffer instead")
+            raise ValueError(
+                "shuffle_shards requires an index: remove it and set data.stream.buffer"
+            )
         if self.is_sampled and self.stream is not None:
             raise ValueError(f"{key} requires shards with an index: remove it or data.stream")
         if self.is_sampled and self.shuffle_shards is not None:
-            raise ValueError(f"{key} draws from all shards: remove data.shuffle_shards")
+            raise ValueError(
+                f"{key} draws from all shards at the same time: remove data.shuffle_shards"
+            )
         return self
 
     @property

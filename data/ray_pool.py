@@ -88,7 +88,7 @@ def ray_cluster(address: str) -> Iterator[None]:
     except RayError as error:
         first = str(error).strip().partition("\n")[0]
         raise TransientError(
-            f"the Ray cluster {address} failed ({first}): run this again"
+            f"the Ray cluster {address} failed ({first}): run the same command again"
         ) from error
     finally:
         if is_outermost:

@@ -25,7 +25,9 @@ class ColorJitter(FrozenConfig, Augmentation):
     @model_validator(mode="after")
     def _changes_something(self) -> "ColorJitter":
         if not (self.brightness or self.contrast or self.saturation or self.hue):
-            raise ValueError("colour has no effect: set a strength, or set colour to null")
+            raise ValueError(
+                "colour has no effect: set one of its strengths, or set colour to null"
+            )
         return self
 
     def __call__(self, image: np.ndarray, fill: Fill, rng: np.random.Generator) -> np.ndarray:

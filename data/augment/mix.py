@@ -62,7 +62,9 @@ class Mix(FrozenConfig):
     @model_validator(mode="after")
     def _mixes_something(self) -> "Mix":
         if not (self.mixup_alpha or self.cutmix_alpha):
-            raise ValueError("mix has no effect: set mixup_alpha or cutmix_alpha, or mix to null")
+            raise ValueError(
+                "mix has no effect: set mixup_alpha or cutmix_alpha, or set mix to null"
+            )
         return self
 
     def draw(self, size: int, rng: np.random.Generator) -> MixDraw:

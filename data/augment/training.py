@@ -89,12 +89,16 @@ class AugmentConfig(FrozenConfig):
     def _ranges_are_possible(self) -> "AugmentConfig":
         low, high = self.crop_area or (1.0, 1.0)
         if not 0 < low <= high <= 1:
-            raise ValueError(f"crop_area is [{low}, {high}]: set 0 < low <= high <= 1")
+            raise ValueError(
+                f"crop_area is [{low}, {high}]: set two fractions with 0 < low <= high <= 1"
+            )
         low, high = self.crop_ratio
         if not 0 < low <= high:
             raise ValueError(f"crop_ratio is [{low}, {high}]: set two numbers with 0 < low <= high")
         if self.pad and self.crop_area is not None:
-            raise ValueError(f"pad is {self.pad}, but there is a crop_area: set it to null")
+            raise ValueError(
+                f"pad is {self.pad}, but there is a crop_area: set one of them to 0 or null"
+            )
         return self
 
     def box(self, height: int, width: int, rng: np.random.Generator) -> Box:

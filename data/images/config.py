@@ -53,9 +53,13 @@ class ImageConfig(FrozenConfig):
         if min(self.std) <= 0:
             raise ValueError("std must be positive")
         if self.resize is not None and self.resize < self.size:
-            raise ValueError(f"resize is {self.resize}, but size is {self.size}: raise resize")
+            raise ValueError(
+                f"resize is {self.resize}, but size is {self.size}: set resize to at least size"
+            )
         if self.crops > 1 and (self.resize or self.size) == self.size:
-            raise ValueError(f"crops is {self.crops}: set resize above size {self.size}")
+            raise ValueError(
+                f"crops is {self.crops}: set resize above size {self.size}, or crops are equal"
+            )
         return self
 
     def scaled_to(self, size: int) -> "ImageConfig":

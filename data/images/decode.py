@@ -86,7 +86,9 @@ def _opened(data: bytes) -> ImageFile.ImageFile:
     try:
         return Image.open(io.BytesIO(data), formats=_FORMATS)
     except _DAMAGE as error:
-        raise ValueError("not an image, or damaged: use JPEG, PNG, WebP, BMP or GIF") from error
+        raise ValueError(
+            "not an image, or its header is damaged: use JPEG, PNG, WebP, BMP or GIF"
+        ) from error
 
 
 # Many images have the same size.
@@ -96,7 +98,9 @@ def check_size(height: int, width: int, max_pixels: int) -> None:
     if width * height > max_pixels:
         raise ValueError(f"the image has {width} x {height} pixels, but the limit is {max_pixels}")
     if max(width, height) > MAX_ASPECT * min(width, height):
-        raise ValueError(f"the image has {width} x {height} pixels: the ratio is over {MAX_ASPECT}")
+        raise ValueError(
+            f"the image has {width} x {height} pixels: a side is over {MAX_ASPECT} times the other"
+        )
 
 
 def decode(data: bytes, channels: int, max_pixels: int = MAX_PIXELS) -> np.ndarray:

@@ -49,15 +49,18 @@ class Cursor:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Cursor":
-        """Return the cursor that `to_json` stored. Raises ValueError for another value."""
-        numbers = {"bad": [], **value}
-        try:
-            seed, samples, bad = (numbers.pop(name) for name in ("seed", "samples", "bad"))
-            if numbers or any(type(one) is not int or one < 0 for one in (seed, samples, *bad)):
-                raise ValueError("not numbers")  # caught below
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"invalid data cursor {value}: set seed, samples and bad") from error
-        return cls(seed, samples).join(bad)
+        """Return the cursor that `to_json` stored. `bad` may be missing. Raises ValueError if
+        `value` is not a valid cursor.
+        """
+        bad = value.get("bad", [])
+        numbers = [value.get("seed"), value.get("samples"), *(bad if type(bad) is list else [None])]
+        if value.keys() - {"bad"} != {"seed", "samples"} or not all(
+            type(number) is int and number >= 0 for number in numbers
+        ):
+            raise ValueError(
+                f"invalid data cursor {value}: expected seed, samples and bad, with values >= 0"
+            )
+        return cls(value["seed"], value["samples"]).join(bad)
 
 
 @dataclass(frozen=True)

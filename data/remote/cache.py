@@ -16,7 +16,6 @@ from typing import IO, TypeVar
 from zlib import crc32
 
 from data.files import explained, flush
-from data.messages import COPY_AGAIN
 from data.remote.config import CacheConfig, file_url
 from data.remote.fetch import fetch
 
@@ -203,7 +202,7 @@ def read_mapped(
     if isinstance(folder, Path):
         path = folder / name
         if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing: {COPY_AGAIN}")
+            raise FileNotFoundError(f"{path} is missing: copy it or run kway shard again")
         return parse(path)
     cache = Cache(config.folder, config.max_bytes)
     url, size = file_url(folder, name), cache.max_bytes

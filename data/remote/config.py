@@ -33,7 +33,9 @@ def check_url(url: str) -> str:
     if parts.query or parts.fragment:
         raise ValueError(f"{url} has a query or a fragment: use the URL of a folder")
     if parts.username is not None:
-        raise ValueError(f"the {scheme}:// URL contains a user name: remove it")
+        raise ValueError(
+            f"the {scheme}:// URL contains a user name, which would appear in logs: remove it"
+        )
     if not rest.strip("/"):
         raise ValueError(f"{url} does not contain a host or folder: add one")
     return url.rstrip("/")

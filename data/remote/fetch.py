@@ -84,7 +84,9 @@ def explained(url: str, operation: str = "read") -> Iterator[None]:
             raise FileNotFoundError(
                 f"{url} cannot be {operation} ({_reason(error)}): create it, or change the URL"
             ) from error
-        raise FileNotFoundError(f"{url} does not exist: check the URL, or copy it there") from error
+        raise FileNotFoundError(
+            f"{url} does not exist: check data.shards, or copy the file there"
+        ) from error
     except Exception as error:
         is_network = isinstance(error, OSError) or (
             type(error).__module__.partition(".")[0] in _BACKENDS

@@ -56,7 +56,9 @@ def class_paths(folder: Path | str, manifest: Manifest) -> ClassPaths:
     for number, path in enumerate(distinct):
         if reason := _mistake(path):
             name = manifest.class_names[int(np.argmax(of_class == number))]
-            raise ValueError(f"{folder}: {PATH} of class {name[:100]!r}: {reason}: correct it")
+            raise ValueError(
+                f"{folder}: {PATH} of class {name[:100]!r}: {reason}: correct its source"
+            )
     return ClassPaths([*distinct, ()], np.where(of_class < 0, len(distinct), of_class))
 
 

@@ -132,7 +132,9 @@ class IndexBuilder:
         if skipped:
             about["skipped"] = skipped
         if len(text := json.dumps(about)) > _MAX_BYTES[0] // 2:
-            raise ValueError(f"{info.file}: {len(skipped):,} skipped: lower --samples-per-shard")
+            raise ValueError(
+                f"{info.file}: {len(skipped):,} samples were skipped: lower --samples-per-shard"
+            )
         # Use a single metadata key, because safetensors writes several keys in random order.
         return save(self._tensors(), metadata={"kway": text})
 

@@ -6,7 +6,6 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from data.files import sha256_of
-from data.messages import COPY_AGAIN
 from data.remote.cache import read_mapped
 from data.remote.config import DEFAULT_CACHE, CacheConfig, address, folder_or_url
 from data.retry import retried
@@ -32,18 +31,27 @@ def load_label_vectors(
 
     def read(path: Path) -> np.ndarray:
         if retried(str(path), lambda: sha256_of(path)) != digest:
-            raise ValueError(f"{path} does not match the manifest (its SHA-256): {COPY_AGAIN}")
+            raise ValueError(
+                f"{path} does not match the manifest (its SHA-256 differs): copy it again or run "
+                "kway shard again"
+            )
         # The file is the one that was written, but another program may have written it.
         try:
             with safe_open(path, framework="numpy") as file:
                 vectors: np.ndarray = file.get_tensor("vectors")
         except SafetensorError as error:
-            raise ValueError(f"{where} does not contain vectors ({error}): {COPY_AGAIN}") from error
+            raise ValueError(
+                f"{where} does not contain vectors ({error}): run kway shard again"
+            ) from error
         if vectors.ndim != 2 or len(vectors) != len(manifest.classes):
-            wanted = f"the manifest has {len(manifest.classes)} classes"
-            raise ValueError(f"{where} has shape {list(vectors.shape)}, but {wanted}: {COPY_AGAIN}")
+            raise ValueError(
+                f"{where} has shape {list(vectors.shape)}, but the manifest has "
+                f"{len(manifest.classes)} classes: run kway shard again"
+            )
         if vectors.dtype != np.float32 or not np.isfinite(vectors).all():
-            raise ValueError(f"{where} contains values that are not finite float32: {COPY_AGAIN}")
+            raise ValueError(
+                f"{where} contains values that are not finite float32: run kway shard again"
+            )
         return vectors
 
     return read_mapped(folder, name, digest, cache, read)

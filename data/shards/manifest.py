@@ -178,15 +178,21 @@ class Manifest(_Record):
         # unnoticed. A list is small compared with the shards, which `kway shard verify` checks.
         about = self.class_file
         if about is not None and sha256_of(Path(folder) / about.file) != about.sha256:
-            raise ValueError(f"{folder}/{about.file} does not match the manifest: {COPY_AGAIN}")
+            raise ValueError(
+                f"{Path(folder) / about.file} does not match the manifest: {COPY_AGAIN}"
+            )
         for shard in self.shards:
             path = Path(folder) / shard.file
             try:
                 size = retried(str(path), path.stat).st_size
             except FileNotFoundError:
-                raise FileNotFoundError(f"{path} is missing: {COPY_AGAIN}") from None
+                raise FileNotFoundError(
+                    f"{path} is missing: copy it or run kway shard again"
+                ) from None
             if size != shard.bytes:
-                raise ValueError(f"{path} has {size}, not {shard.bytes} bytes: {COPY_AGAIN}")
+                raise ValueError(
+                    f"{path} has {size} bytes, but the manifest lists {shard.bytes}: {COPY_AGAIN}"
+                )
 
     @classmethod
     def read(cls, folder: Path | str, cache: CacheConfig = DEFAULT_CACHE) -> "Manifest":
@@ -239,7 +245,7 @@ class Manifest(_Record):
         manifest = cls.model_construct(**{name: getattr(stored, name) for name in cls.model_fields})
         if stored.checksum != manifest.fingerprint():
             raise ValueError(
-                f"{path} was damaged or edited (its checksum does not match): {remedy}"
+                f"{path} is damaged or was edited (its checksum does not match): {remedy}"
             )
         return manifest
 

@@ -258,7 +258,9 @@ class Split:
 
     def _shard_of(self, i: int) -> int:
         if not 0 <= i < len(self):
-            raise IndexError(f"sample {i} is out of range: split {self.name!r} has {len(self)}")
+            raise IndexError(
+                f"sample {i} is out of range: split {self.name!r} has {len(self)} samples"
+            )
         return int(np.searchsorted(self._starts, i, side="right")) - 1
 
     def close(self) -> None:

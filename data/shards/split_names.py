@@ -37,7 +37,9 @@ def checked_split(word: str) -> str:
 def check_split(word: str) -> None:
     """Raise ValueError for a name that cannot begin a file name."""
     if not re.fullmatch(r"\w[\w.-]*", word):
-        raise ValueError(f"{shown(word)} cannot be the name of a split: use letters and digits")
+        raise ValueError(
+            f"{shown(word)} cannot be the name of a split: use letters, digits, '_', '.' and '-'"
+        )
 
 
 def split_in_name(name: str) -> str | None:

@@ -70,7 +70,9 @@ class _Cifar(PixelSource):
             content = np.frombuffer(self._contents[file], np.uint8)
             whole = content[: len(content) // size * size].reshape(-1, size)
             if not whole.size or len(content) % size or (whole[:, : len(limits)] >= limits).any():
-                raise ValueError(f"{self.path}: {file} is damaged: download it again")
+                raise ValueError(
+                    f"{self.path}: {file} is damaged (its size or a label): download it again"
+                )
             found.append(whole)
         return np.concatenate(found)
 

@@ -61,7 +61,9 @@ class EmojiNames(Source):
     def __post_init__(self) -> None:
         load_languages(self._all_languages + self.test_languages)
         if not set(self.test_languages) < set(self._all_languages):
-            raise ValueError("emoji-names: pass some of --languages as --test-languages")
+            raise ValueError(
+                "emoji-names: --test-languages must be some, but not all, of --languages"
+            )
 
     def parameters(self) -> dict[str, Any]:
         return {

@@ -92,7 +92,9 @@ class FirstPassSource(Source):
         """
         names = [name for name in samples if samples[name] >= self.min_count]
         if self.needs_training and (untrained := sorted(set(names) - trained.keys())):
-            raise ValueError(f"{self.input}: class {shown(untrained[0])} needs a training sample")
+            raise ValueError(
+                f"{self.input}: class {shown(untrained[0])} has no training samples: add some"
+            )
         names = [name for name in names if trained[name]]
         if len(names) < 2:
             raise ValueError(
@@ -110,7 +112,9 @@ class FirstPassSource(Source):
         folder = self.work
         if folder.exists():
             if any(folder.iterdir()) and not (folder / _CONTENTS).is_file():
-                raise ValueError(f"{folder} contains unrelated files: choose another folder")
+                raise ValueError(
+                    f"{folder} contains unrelated files: choose another folder for the shards"
+                )
             rmtree(folder)
         folder.mkdir(parents=True)
         config: dict[str, Any] = {**_DUCKDB, "temp_directory": str(folder / "sorting")}

@@ -170,7 +170,7 @@ class HuggingFace(PackedImages, FirstPassSource, HeldOutByHash):
         kind = type(feature).__name__
         if kind not in ("ClassLabel", "Value"):
             raise ValueError(
-                f"{self.name}: column {self._label!r} has the type {kind}, not a label"
+                f"{self.name}: column {self._label!r} has the type {kind}: pass a --label-column"
             )
         stored = feature.names if kind == "ClassLabel" else None
         words = {*SPLIT_OF_WORD, *self._rows}

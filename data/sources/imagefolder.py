@@ -153,7 +153,9 @@ class ImageFolder(PackedImages, HeldOutByHash):
             raise ValueError(f"{self.folder} contains {found} with images: at least 2 are required")
         trained = {file.class_name for file in files if file.split in (None, TRAIN)}
         if untrained := [name for name in names if name not in trained]:
-            raise ValueError(f"{self.folder}: class {untrained[0]!r} needs a training image")
+            raise ValueError(
+                f"{self.folder}: class {untrained[0]!r} has no training images: add some"
+            )
         return names
 
     @cached_property
@@ -240,7 +242,9 @@ class _Listing:
                     "image (docs/layouts.md)"
                 )
             elif path.name.encode(errors="replace").decode() != path.name:
-                raise ValueError(f"{self.root}: class folder {path.name!r} is not UTF-8: rename it")
+                raise ValueError(
+                    f"{self.root}: the name of class folder {path.name!r} is not UTF-8: rename it"
+                )
         return len(self.files) > before
 
     def _add_class(self, class_folder: Path, split: str | None) -> set[str]:

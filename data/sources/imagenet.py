@@ -207,9 +207,13 @@ class ImageNet(PackedImages, Source):
     def _synsets(self) -> list[str]:
         synsets = sorted({image.synset for image in self._training})
         if len(synsets) < 2:
-            raise ValueError(f"{self.folder} has {len(synsets)} classes, but needs two")
+            raise ValueError(
+                f"{self.folder} has {len(synsets)} classes of training images: add some"
+            )
         if other := [synset for synset in synsets if synset not in self._devkit.synsets]:
-            raise ValueError(f"{self.folder} contains class {other[0]}, which is not in the devkit")
+            raise ValueError(
+                f"{self.folder} contains class {other[0]}, which is not in the devkit: remove one"
+            )
         return synsets
 
     @cached_property

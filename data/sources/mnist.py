@@ -99,5 +99,7 @@ def _read_idx(folder: Path, stem: str, num_axes: int) -> np.ndarray:
     shape = struct.unpack_from(f">{num_axes}I", content.ljust(start, b"\0"), 4)
     magic = bytes((0, 0, _BYTES, num_axes))
     if content[:4] != magic or len(content) != start + math.prod(shape):
-        raise ValueError(f"{path} is not a complete idx file of {num_axes} axes: download it again")
+        raise ValueError(
+            f"{path} is not a complete idx file of bytes with {num_axes} axes: download it again"
+        )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)

@@ -81,7 +81,9 @@ class RecordSource(FirstPassSource):
             return None
         name = (text_field(fields, self.split) or "").strip().lower()
         if not name.isidentifier():
-            raise ValueError(f"has the split {shown(name)}: use names such as train")
+            raise ValueError(
+                f"has the split {shown(name)} in column {self.split!r}: use names such as train"
+            )
         return split_name(name)
 
     def _check_columns(self, names: Sequence[str]) -> None:

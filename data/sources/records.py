@@ -156,7 +156,9 @@ class ParquetFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         if _ROW in self.columns:
-            raise ValueError(f"{path} has a column {_ROW}, which DuckDB reserves: rename it")
+            raise ValueError(
+                f"{path} has a column {_ROW}, which DuckDB reserves: rename the column"
+            )
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
@@ -214,7 +216,9 @@ def open_records(path: Path) -> AnyFile:
         return ParquetFile(path)
     kind = KINDS.get(path.suffix.lower())
     if kind is None:
-        raise ValueError(f"{path} has an unsupported extension: use one of {endings}")
+        raise ValueError(
+            f"{path} has the unsupported extension {path.suffix!r}: use one of {endings}"
+        )
     if kind in ("jsonl", "lines"):
         return RecordFile(path, kind, (_TEXT_OF_LINES,) if kind == "lines" else None, 0)
     return RecordFile(path, kind, *_heading(path, kind))
@@ -242,7 +246,9 @@ def text_field(fields: Fields, name: str) -> str | None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"has an unpaired surrogate in field {name!r}: correct it") from None
+        raise ValueError(
+            f"has an unpaired surrogate in field {name!r}: correct the field"
+        ) from None
     return text
 
 
@@ -272,9 +278,13 @@ def _heading(path: Path, kind: Kind) -> tuple[tuple[str, ...], int]:
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: the first line is not UTF-8: save the file as UTF-8") from error
     if "\r" in text:
-        raise ValueError(f"{path} contains a carriage return (CR): save it with LF")
+        raise ValueError(
+            f"{path}: the first line contains a carriage return (CR): save it with LF or CR LF"
+        )
     names = text.split("\t") if kind == "tsv" else next(csv.reader([text]), [])
     names = [name.strip() for name in names]
     if not all(names) or len(set(names)) != len(names):
-        raise ValueError(f"{path}: a column of {shown(text)} has no name or a repeated one")
+        raise ValueError(
+            f"{path}: the first line, {shown(text)}, must contain a unique name for every column"
+        )
     return tuple(names), start

@@ -152,7 +152,9 @@ def list_tars(folder: Path) -> list[Path]:
             continue
         with path.open("rb") as file:
             if file.read(8).startswith(_COMPRESSED):
-                raise ValueError(f"{path} is compressed: decompress all tars, such as with gunzip")
+                raise ValueError(
+                    f"{path} is compressed: decompress all tars to .tar, for example with gunzip"
+                )
         if path.suffix.lower() != ".tar":
             continue
         if path.parent != folder:
@@ -161,7 +163,9 @@ def list_tars(folder: Path) -> list[Path]:
                 "own folder: create a folder of links to the tars (ln -s), and index that folder"
             )
         if printable(path.name) != path.name or "\\" in path.name:
-            raise ValueError(f"{printable(str(path))}: rename it for the manifest")
+            raise ValueError(
+                f"{printable(str(path))}: a manifest cannot contain this file name: rename the file"
+            )
         tars.append(path)
     if not tars:
         raise ValueError(f"{folder} contains no .tar: pass a folder of webdataset tars")
@@ -214,7 +218,9 @@ def split_of_tars(
             check_split(name)
             matching = [tar for tar in tars if fnmatchcase(tar.name, glob)]
             if not matching:
-                raise ValueError(f"--split {name}={glob} does not match any tar in {folder}")
+                raise ValueError(
+                    f"--split {name}={glob} does not match any tar in {folder}: correct the glob"
+                )
             found |= {tar: name for tar in matching if tar not in found}
         return found
     found = {tar: split_in_name(tar.name) or TRAIN for tar in tars}

@@ -26,7 +26,9 @@ def read_class_names(path: Path) -> list[str]:
     empty or repeated name, and for a file that is not UTF-8.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"class list {path} does not exist: pass a file of class names")
+        raise FileNotFoundError(
+            f"class list {path} does not exist: pass a file with one class name per line"
+        )
     try:
         with path.open(encoding="utf-8-sig") as file:
             names = [line.strip() for line in file]
@@ -39,7 +41,9 @@ def read_class_names(path: Path) -> list[str]:
         if not name:
             raise ValueError(f"{path}, line {number} is empty: write one class name per line")
         if first.setdefault(name, number) != number:
-            raise ValueError(f"{path}, line {number}: {shown(name)} is also on line {first[name]}")
+            raise ValueError(
+                f"{path}, line {number}: {shown(name)} is also on line {first[name]}: rename one"
+            )
     return names
 
 
@@ -110,7 +114,9 @@ class Labels:
                 )
             return int(text)
         if (found := self.classes.find(text)) is None:
-            raise ValueError(f"label {shown(text)} is not one of {len(self.classes)} class names")
+            raise ValueError(
+                f"label {shown(text)} is not one of the {len(self.classes)} class names"
+            )
         return found
 
 

@@ -80,7 +80,9 @@ class Rules:
                 found = ", ".join(f".{extension}" for extension, _ in group.members.values())
                 raise ValueError(f"no .{' or .'.join(endings)}, only {found}")
             if max(part[1].size, part[1].offset // BLOCK) > _MAX_UINT32:
-                raise ValueError("a member is 4 GiB or larger, or starts beyond 2 TiB")
+                raise ValueError(
+                    "a member is 4 GiB or larger, or starts beyond 2 TiB, so it cannot be indexed"
+                )
             parts.append(part)
         return parts
 

@@ -107,7 +107,9 @@ def load_languages(languages: tuple[str, ...]) -> None:
     """
     for language in languages:
         if language not in emoji.LANGUAGES:
-            raise ValueError(f"language {language!r} is not one of {', '.join(emoji.LANGUAGES)}")
+            raise ValueError(
+                f"language {language!r} is not one of the library: {', '.join(emoji.LANGUAGES)}"
+            )
         emoji.config.load_language([language])
 
 

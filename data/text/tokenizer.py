@@ -70,16 +70,18 @@ class Tokenizer:
         """
         if truncation_side not in get_args(Side):
             raise ValueError(
-                f"tokenizer {name}: truncation_side in {CONFIG_FILE} is not left or right"
+                f"tokenizer {name}: the truncation_side in its {CONFIG_FILE} is not left or right"
             )
         pad_id = backend.token_to_id(roles.get("pad_token", ""))
         if pad_id is None:
             raise ValueError(
-                f"tokenizer {name} has no pad token: set pad_token in its {CONFIG_FILE}"
+                f"tokenizer {name} does not define a pad token: set pad_token in its {CONFIG_FILE}"
             )
         num_special = backend.num_special_tokens_to_add(is_pair=False)
         if max_length <= num_special:
-            raise ValueError(f"max_length is {max_length}, but {num_special} are special: raise it")
+            raise ValueError(
+                f"max_length is {max_length}, but {num_special} tokens are special: raise it"
+            )
         backend.no_padding()
         backend.no_truncation()
         try:

@@ -95,7 +95,9 @@ def train_tokenizer(
         problems = list[Skipped]()
         texts = list(_texts(opened, held, problems))
         if not texts:
-            raise ValueError(f"{shards}: all texts held out for evaluation are unreadable")
+            raise ValueError(
+                f"{shards}: all texts reserved for evaluation are unreadable: copy the shards again"
+            )
         done = 0
 
         def read() -> Iterator[str]:
@@ -128,7 +130,9 @@ def _written(out: Path) -> Iterator[Path]:
         out.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f"{out.name}{TEMPORARY}-", dir=out.parent))
     except OSError as error:
-        raise OSError(f"{out} cannot be written ({error.strerror})") from error
+        raise OSError(
+            f"{out} cannot be written ({error.strerror}): choose another folder"
+        ) from error
     try:
         yield temporary
         temporary.chmod(0o755)

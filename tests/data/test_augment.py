@@ -152,7 +152,7 @@ def test_rand_augment_draws_operations_and_signs_uniformly(
 @pytest.mark.parametrize(
     ("wrong", "remedy"),
     [
-        ({"colour": {}}, "set a strength"),
+        ({"colour": {}}, "set brightness, contrast, saturation or hue"),
         ({"mix": {}}, "set mixup_alpha or cutmix_alpha"),
     ],
 )
@@ -182,7 +182,7 @@ def test_pad_shifts_by_every_offset_up_to_its_value(channels: int) -> None:
 
 
 def test_crop_area_and_pad_are_mutually_exclusive() -> None:
-    with pytest.raises(ValueError, match=r"pad is 4, but there is a crop_area"):
+    with pytest.raises(ValueError, match=r"pad is 4 and crop_area is \[0.08, 1.0\]"):
         AugmentConfig(pad=4)
 
 

@@ -125,7 +125,7 @@ def error_of(path: Path) -> str:
 def test_a_truncated_archive_raises(cifar100: Path) -> None:
     content = cifar100.read_bytes()
     cifar100.write_bytes(content[: len(content) // 2])
-    assert "is damaged or not a tar" in error_of(cifar100)
+    assert "is damaged, or not a tar archive" in error_of(cifar100)
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_plain_tuples_of_texts_are_split_by_a_hash(tmp_path: Path) -> None:
         ([("a text", "a"), (b"", "b")], "sample 0: the content 'a text' and the label 'a' must be"),
         ([(b"x", "a"), (b"x", "b")], "sample 0 and sample 1: the same image has the labels"),
         ([(b"x", "a"), (b"y", "a")], "found 1 classes"),
-        ([(b"x", "a"), (b"y", "b", "val")], "class 'b' needs a training sample"),
+        ([(b"x", "a"), (b"y", "b", "val")], "class 'b' has no training samples"),
         ([(b"x", "a"), (b"y", "b")], r"sample \d: not an image"),
     ],
 )

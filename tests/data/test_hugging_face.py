@@ -83,7 +83,7 @@ def test_class_folders_keep_their_splits_and_bytes(tmp_path: Path) -> None:
 def test_split_folders_are_not_classes(tmp_path: Path) -> None:
     for number, path in enumerate(("train/1", "train/2", "test/3")):
         write_image(tmp_path / "in" / f"{path}.png", number)
-    with pytest.raises(ValueError, match=r"label|are names of splits"):
+    with pytest.raises(ValueError, match=r"label|are the names of splits"):
         HuggingFace(str(tmp_path / "in"), tmp_path / "work").classes()
 
 

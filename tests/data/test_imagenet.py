@@ -158,7 +158,7 @@ def test_a_damaged_image_is_reported_with_its_tar_and_can_be_skipped(
     ("content", "message"),
     [
         (ilsvrc.devkit()[:-300], "is damaged"),
-        (b"<html>not found</html>", "not a tar"),
+        (b"<html>not found</html>", "not a tar archive"),
         (ilsvrc.devkit(ilsvrc.meta_mat()[:-40]), "meta.mat is damaged"),
         (
             ilsvrc.devkit(ilsvrc.meta_mat(fields=ilsvrc.FIELDS[:5])),

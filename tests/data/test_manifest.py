@@ -165,7 +165,7 @@ def test_label_vectors_that_do_not_match_the_class_list_raise(copy: Path) -> Non
         with pytest.raises(ValueError, match=message):
             load_label_vectors(copy, Manifest.load(copy))
     path.unlink()
-    with pytest.raises(FileNotFoundError, match=f"{path} is missing: copy it again, or run kway"):
+    with pytest.raises(FileNotFoundError, match=f"{path} is missing: copy it or run kway shard"):
         load_label_vectors(copy, Manifest.load(copy))
 
 

@@ -82,7 +82,7 @@ def test_class_names_can_be_read_from_a_file(mnist: Path, tmp_path: Path) -> Non
     assert tuple(info.name for info in source.classes()) == wanted
     assert source.describe() != Mnist(mnist).describe()
     for lines, message in (
-        ("a\nb\n", "has 2 names: list a name for every label, 0 to 9"),
+        ("a\nb\n", "has 2 classes, but the largest label is 9"),
         ("a\n\nb", "line 2 is empty"),
     ):
         names.write_text(lines)
@@ -108,11 +108,11 @@ IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        (IMAGES, lambda data: data[:-1], "complete idx file of 3 axes"),
+        (IMAGES, lambda data: data[:-1], "complete idx file of bytes with 3 axes"),
         (IMAGES, lambda data: data[:9], "complete idx file"),
         (IMAGES, lambda data: data[:2] + b"\x0d" + data[3:], "complete idx file"),
         (IMAGES, lambda data: idx(0x803, (0, 28, 28), b""), "has 0 images, but"),
-        (LABELS, lambda data: b"<html>", "complete idx file of 1 axes"),
+        (LABELS, lambda data: b"<html>", "complete idx file of bytes with 1 axes"),
         (LABELS, lambda data: idx(0x801, (19,), data[8:-1]), "20 images, but train-labels has 19"),
     ],
 )

@@ -406,7 +406,7 @@ def test_a_file_that_is_damaged_once_is_fetched_again(
 @pytest.mark.parametrize(
     ("status", "kind", "reason"),
     [
-        (404, FileNotFoundError, "does not exist: check the URL"),
+        (404, FileNotFoundError, "does not exist: check data.shards"),
         (403, PermissionError, r"cannot be read \(403 Forbidden\): check the URL"),
     ],
 )

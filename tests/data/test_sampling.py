@@ -167,7 +167,7 @@ def test_a_sample_that_occurs_twice_in_an_epoch_is_augmented_differently(shards:
     ("others", "message"),
     [
         ({"shuffle_shards": 2}, "remove data.shuffle_shards"),
-        ({"stream": {"shards": "a.tar", "samples": 3}}, "remove it or data.stream"),
+        ({"stream": {"shards": "a.tar", "samples": 3}}, "remove data.stream"),
     ],
 )
 def test_sampling_is_rejected_where_it_is_not_supported(others: dict, message: str) -> None:

@@ -93,7 +93,7 @@ def test_a_bad_image_raises_an_error_that_states_the_fix(
         ("t,y\na,b\n", {"text": "x"}, r"a\.csv: column 'x' does not exist: choose from t, y"),
         ("t,y\na,b\nc,b\n", {"text": "t"}, "found 1 classes with training samples"),
         ("t,y\na,b,c\n", {"text": "t"}, r"line 2: the row has 3 cells, but the first line has 2"),
-        ("t,y\na,b\n", {"text": "t", "split": "y"}, "0 classes|needs a training sample"),
+        ("t,y\na,b\n", {"text": "t", "split": "y"}, "0 classes|has no training samples"),
         (
             "t,y\na,b\n",
             {"text": "t", "test_fraction": 1},

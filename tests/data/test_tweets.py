@@ -170,9 +170,9 @@ def test_damaged_records_are_counted_and_the_first_is_reported(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl.gz", "x", "an unsupported extension: use one of .jsonl"),
+        ("a.jsonl.gz", "x", "unsupported extension '.gz': unpack it, or use one of .jsonl"),
         ("a.tsv", "id\tbody\n1\thi 🔥\n", r"column 'text' does not exist: .* are id, body"),
-        ("a.csv", "id,id\n1,2\n", "has no name or a repeated one"),
+        ("a.csv", "id,id\n1,2\n", "a unique name for every column"),
         ("a.txt", "no emoji\nat all\n", "0 classes with training samples"),
     ],
 )

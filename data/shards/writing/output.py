@@ -272,7 +272,9 @@ class OutputFolder:
 def check_same(folder: Path | str, found: SourceInfo, expected: SourceInfo) -> None:
     """Raise ValueError if `folder` contains shards from a different source."""
     if found != expected:
-        raise ValueError(f"{folder} contains {found}, not {expected}: choose another folder")
+        raise ValueError(
+            f"{folder} contains {found}, not {expected}: choose another folder, or delete this one"
+        )
 
 
 def _index_of(shard: str) -> str:
