@@ -181,10 +181,14 @@ class DataConfig(FrozenConfig):
         key = "data.mixture" if self.mixture else "data.sampling"
         if self.stream is not None and self.shuffle_shards is not None:
             raise ValueError(
-                "shuffle_shards requires an index: remove it and set data.stream.buffer"
+                "shuffle_shards requires shards with an index: remove it and set "
+                "data.stream.buffer instead"
             )
         if self.is_sampled and self.stream is not None:
-            raise ValueError(f"{key} requires shards with an index: remove it or data.stream")
+            raise ValueError(
+                f"{key} requires shards with an index: remove it, or run kway shard index and "
+                "remove data.stream"
+            )
         if self.is_sampled and self.shuffle_shards is not None:
             raise ValueError(
                 f"{key} draws from all shards at the same time: remove data.shuffle_shards"

@@ -7,7 +7,6 @@ from collections.abc import Callable
 Report = Callable[[int, int], None]
 """A callback for the progress of a long operation: (done, total)."""
 
-COPY_AGAIN = "copy it again, or run kway shard again"
 SHARD_AGAIN = "run kway shard again (or kway shard index, for tars from another source)"
 
 # Control characters, unpaired surrogates and line separators.

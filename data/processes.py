@@ -53,7 +53,8 @@ def over_jobs(
         yield from in_order(pool, _work, jobs, ahead=2 * workers)
     except BrokenProcessPool as error:
         raise TransientError(
-            "a worker process was killed (out of memory?): run this again, or lower --workers"
+            "a worker process was killed, possibly because it ran out of memory: run the same "
+            "command again, or lower --workers"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)

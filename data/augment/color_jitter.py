@@ -26,7 +26,8 @@ class ColorJitter(FrozenConfig, Augmentation):
     def _changes_something(self) -> "ColorJitter":
         if not (self.brightness or self.contrast or self.saturation or self.hue):
             raise ValueError(
-                "colour has no effect: set one of its strengths, or set colour to null"
+                "colour has no effect: set brightness, contrast, saturation or hue, or set "
+                "colour to null"
             )
         return self
 

@@ -26,7 +26,8 @@ class CustomAugmentation(FrozenConfig, Augmentation):
             raise ValueError(f"{self.kind} returned {type(changed).__name__}: return a numpy array")
         if (changed.dtype, changed.shape) != (image.dtype, image.shape):
             raise ValueError(
-                f"{self.kind} changed the dtype or shape to {changed.dtype} {list(changed.shape)}"
+                f"{self.kind} returned {changed.dtype} {list(changed.shape)} for an image of "
+                f"{image.dtype} {list(image.shape)}: return an array of the same dtype and shape"
             )
         return changed
 

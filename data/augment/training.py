@@ -97,7 +97,8 @@ class AugmentConfig(FrozenConfig):
             raise ValueError(f"crop_ratio is [{low}, {high}]: set two numbers with 0 < low <= high")
         if self.pad and self.crop_area is not None:
             raise ValueError(
-                f"pad is {self.pad}, but there is a crop_area: set one of them to 0 or null"
+                f"pad is {self.pad} and crop_area is {list(self.crop_area)}: set pad to 0 or "
+                "crop_area to null"
             )
         return self
 
@@ -234,7 +235,9 @@ class ProgressiveSizes:
             if end <= before:
                 raise ValueError(
                     f"data.augment.progressive: the stage of {side} pixels ends at step "
-                    f"{end // global_batch}, before which the previous one ends: list them in order"
+                    f"{end // global_batch}, but the previous stage ends at step "
+                    f"{before // global_batch}: list the stages in order, each at least one step "
+                    "long"
                 )
 
     def at(self, samples: int) -> int:

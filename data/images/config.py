@@ -58,7 +58,8 @@ class ImageConfig(FrozenConfig):
             )
         if self.crops > 1 and (self.resize or self.size) == self.size:
             raise ValueError(
-                f"crops is {self.crops}: set resize above size {self.size}, or crops are equal"
+                f"crops is {self.crops}, but all crops are the same: set resize above size "
+                f"{self.size}"
             )
         return self
 

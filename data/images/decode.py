@@ -96,10 +96,14 @@ def _opened(data: bytes) -> ImageFile.ImageFile:
 def check_size(height: int, width: int, max_pixels: int) -> None:
     """Raise ValueError for more than `max_pixels` pixels and for an aspect ratio above 100."""
     if width * height > max_pixels:
-        raise ValueError(f"the image has {width} x {height} pixels, but the limit is {max_pixels}")
+        raise ValueError(
+            f"the image has {width} x {height} pixels, but the limit is {max_pixels}: make it "
+            "smaller"
+        )
     if max(width, height) > MAX_ASPECT * min(width, height):
         raise ValueError(
-            f"the image has {width} x {height} pixels: a side is over {MAX_ASPECT} times the other"
+            f"the image has {width} x {height} pixels: the longer side may be at most "
+            f"{MAX_ASPECT} times the shorter one"
         )
 
 

@@ -63,7 +63,8 @@ def check_leaks(folder: Path | str, *, split: str = "train") -> list[CharacterLe
         num = min(len(opened), _MAX_TEXTS)
         if num < 2 * MIN_TEXTS:
             raise ValueError(
-                f"{folder}: split {split!r} has {num} texts: at least {2 * MIN_TEXTS} are required"
+                f"{folder}: split {split!r} has {num} texts: the leak check requires at least "
+                f"{2 * MIN_TEXTS}"
             )
         chosen = permuted_index(0, 0, np.arange(num), len(opened))
         texts = [opened.read(i)[0].decode("utf-8", "replace") for i in chosen.tolist()]

@@ -50,15 +50,20 @@ def open_inputs(config: DataConfig, manifest: Manifest) -> "ImageInputs | TextIn
     if manifest.modality == "image":
         if config.text is not None:
             raise ValueError(
-                f"{config.shards} contains images, but data.text is set: remove data.text"
+                f"{config.shards} contains images, but data.text is set: remove data.text, or "
+                "choose text shards"
             )
         return ImageInputs(config.image, config.augment)
     if config.text is None:
         raise ValueError(
-            f"{config.shards} contains texts: set data.text.tokenizer (kway tokenizer trains one)"
+            f"{config.shards} contains texts, but data.text is missing: set data.text.tokenizer "
+            "(kway tokenizer trains one)"
         )
     if config.augment != AugmentConfig():
-        raise ValueError(f"{config.shards} contains texts, but not images: remove data.augment")
+        raise ValueError(
+            f"{config.shards} contains texts, but data.augment applies to images: remove "
+            "data.augment"
+        )
     return TextInputs(config.text)
 
 

@@ -95,7 +95,8 @@ def explained(url: str, operation: str = "read") -> Iterator[None]:
             raise
         if _is_denied(error):
             raise PermissionError(
-                f"{url} cannot be {operation} ({_reason(error)}): check the URL and credentials"
+                f"{url} cannot be {operation} ({_reason(error)}): check the URL and your "
+                "credentials"
             ) from error
         raise TransientError(_reason(error)) from error
 

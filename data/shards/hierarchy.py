@@ -57,7 +57,8 @@ def class_paths(folder: Path | str, manifest: Manifest) -> ClassPaths:
         if reason := _mistake(path):
             name = manifest.class_names[int(np.argmax(of_class == number))]
             raise ValueError(
-                f"{folder}: {PATH} of class {name[:100]!r}: {reason}: correct its source"
+                f"{folder}: {PATH} of class {name[:100]!r}: {reason}: correct its source and run "
+                "kway shard again"
             )
     return ClassPaths([*distinct, ()], np.where(of_class < 0, len(distinct), of_class))
 

@@ -133,7 +133,8 @@ class IndexBuilder:
             about["skipped"] = skipped
         if len(text := json.dumps(about)) > _MAX_BYTES[0] // 2:
             raise ValueError(
-                f"{info.file}: {len(skipped):,} samples were skipped: lower --samples-per-shard"
+                f"{info.file}: {len(skipped):,} skipped samples are too many for the index of a "
+                "shard: lower --samples-per-shard"
             )
         # Use a single metadata key, because safetensors writes several keys in random order.
         return save(self._tensors(), metadata={"kway": text})

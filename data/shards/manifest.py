@@ -27,7 +27,6 @@ from pydantic import (
 from data.classes.class_list import ClassInfo, ClassList
 from data.classes.strings import Strings
 from data.files import sha256_of
-from data.messages import COPY_AGAIN
 from data.remote.cache import read_mapped
 from data.remote.config import DEFAULT_CACHE, CacheConfig, address, folder_or_url, is_url
 from data.remote.fetch import read_file
@@ -147,6 +146,11 @@ class Manifest(_Record):
         key: the recipe key whose value is `split`, for the error message.
         """
         shards = tuple(shard for shard in self.shards if shard.split == split)
+        if not shards and key is not None:
+            raise ValueError(
+                f"{key} is {split!r}, but the shards contain the splits {', '.join(self.splits)}: "
+                f"set {key} to one of them"
+            )
         if not shards:
             what = f"{key} is" if key is not None else "there is no split"
             raise ValueError(f"{what} {split!r}: choose from the splits {', '.join(self.splits)}")
@@ -179,7 +183,8 @@ class Manifest(_Record):
         about = self.class_file
         if about is not None and sha256_of(Path(folder) / about.file) != about.sha256:
             raise ValueError(
-                f"{Path(folder) / about.file} does not match the manifest: {COPY_AGAIN}"
+                f"{Path(folder) / about.file} is damaged or belongs to other shards (its SHA-256 "
+                "does not match the manifest): copy it again or run kway shard again"
             )
         for shard in self.shards:
             path = Path(folder) / shard.file
@@ -191,7 +196,8 @@ class Manifest(_Record):
                 ) from None
             if size != shard.bytes:
                 raise ValueError(
-                    f"{path} has {size} bytes, but the manifest lists {shard.bytes}: {COPY_AGAIN}"
+                    f"{path} has {size} bytes, but the manifest lists {shard.bytes}: copy it again "
+                    "or run kway shard again"
                 )
 
     @classmethod
@@ -200,7 +206,8 @@ class Manifest(_Record):
         folder = folder_or_url(str(folder))
         if isinstance(folder, Path) and not retried(str(folder), (folder / MANIFEST).is_file):
             raise FileNotFoundError(
-                f"{folder / MANIFEST} is missing: run kway shard (again, if it was interrupted)"
+                f"{folder / MANIFEST} is missing: run kway shard (again, if a run was "
+                "interrupted), or copy the file if it was lost"
             )
 
         def open_classes(about: ClassFile) -> ClassList:

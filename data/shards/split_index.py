@@ -23,7 +23,7 @@ from typing import IO, NamedTuple
 import numpy as np
 from isal import isal_zlib
 
-from data.messages import COPY_AGAIN, SHARD_AGAIN
+from data.messages import SHARD_AGAIN
 from data.remote.cache import Cache
 from data.remote.config import CacheConfig
 from data.retry import TransientError, retried
@@ -181,7 +181,10 @@ def _indices(shards: Sequence[Shard], config: CacheConfig) -> Iterator[ShardInde
 def _index(shard: Shard, attempts: int) -> ShardIndex:
     index = read_index(shard.folder, shard.info, attempts=attempts)
     if index.info != shard.info:
-        raise ValueError(f"the index of {shard.address} does not match the manifest: {COPY_AGAIN}")
+        raise ValueError(
+            f"the index of {shard.address} does not match the manifest: copy it again, or "
+            f"{SHARD_AGAIN}"
+        )
     return index
 
 

@@ -38,7 +38,8 @@ def check_split(word: str) -> None:
     """Raise ValueError for a name that cannot begin a file name."""
     if not re.fullmatch(r"\w[\w.-]*", word):
         raise ValueError(
-            f"{shown(word)} cannot be the name of a split: use letters, digits, '_', '.' and '-'"
+            f"{shown(word)} cannot be the name of a split: use letters, digits, underscores, "
+            "dots and hyphens"
         )
 
 

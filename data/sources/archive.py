@@ -46,6 +46,7 @@ def _archived(archive: Path, names: Collection[str]) -> dict[str, bytes]:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # an error of the disk; gzip raises other OSErrors for damaged content
         raise ValueError(
-            f"{archive} is damaged or not a tar ({one_line(error, 100)}): download it again"
+            f"{archive} is damaged, or not a tar archive ({one_line(error, 100)}): download it "
+            "again"
         ) from error
     return found

@@ -71,7 +71,8 @@ class _Cifar(PixelSource):
             whole = content[: len(content) // size * size].reshape(-1, size)
             if not whole.size or len(content) % size or (whole[:, : len(limits)] >= limits).any():
                 raise ValueError(
-                    f"{self.path}: {file} is damaged (its size or a label): download it again"
+                    f"{self.path}: {file} is damaged: its size is not a multiple of {size:,} "
+                    "bytes, or a label has no name: download it again"
                 )
             found.append(whole)
         return np.concatenate(found)

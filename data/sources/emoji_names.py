@@ -62,7 +62,8 @@ class EmojiNames(Source):
         load_languages(self._all_languages + self.test_languages)
         if not set(self.test_languages) < set(self._all_languages):
             raise ValueError(
-                "emoji-names: --test-languages must be some, but not all, of --languages"
+                "emoji-names: pass some, but not all, of --languages as --test-languages, not "
+                f"{','.join(self.test_languages)}"
             )
 
     def parameters(self) -> dict[str, Any]:

@@ -93,7 +93,8 @@ class FirstPassSource(Source):
         names = [name for name in samples if samples[name] >= self.min_count]
         if self.needs_training and (untrained := sorted(set(names) - trained.keys())):
             raise ValueError(
-                f"{self.input}: class {shown(untrained[0])} has no training samples: add some"
+                f"{self.input}: class {shown(untrained[0])} has no training samples: add some, "
+                "remove the class, or lower the fraction of test samples"
             )
         names = [name for name in names if trained[name]]
         if len(names) < 2:
@@ -265,7 +266,8 @@ def _paths(rows: duckdb.DuckDBPyConnection) -> dict[str, str]:
     for label, one, other in found:
         if one != other:
             raise ValueError(
-                f"class {shown(label)} has two hierarchies: {shown(one)} and {shown(other)}"
+                f"class {shown(label)} has two hierarchies, {shown(one)} and {shown(other)}: write "
+                f"one {PATH} per class"
             )
         join_path(one.split(SEPARATOR))
     return {label: path for label, path, _ in found}

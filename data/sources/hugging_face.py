@@ -170,14 +170,16 @@ class HuggingFace(PackedImages, FirstPassSource, HeldOutByHash):
         kind = type(feature).__name__
         if kind not in ("ClassLabel", "Value"):
             raise ValueError(
-                f"{self.name}: column {self._label!r} has the type {kind}: pass a --label-column"
+                f"{self.name}: column {self._label!r} has the type {kind}: pass a --label-column "
+                "with one label per row"
             )
         stored = feature.names if kind == "ClassLabel" else None
         words = {*SPLIT_OF_WORD, *self._rows}
         if stored and all(str(name).lower() in words for name in stored):
             raise ValueError(
-                f"{self.name}: the labels {', '.join(stored)} are names of splits: "
-                "add class folders, or write a table (docs/layouts.md)"
+                f"{self.name}: the labels {', '.join(stored)} are the names of splits, because the "
+                "split folders do not contain class folders: add class folders, or write a table "
+                "(docs/layouts.md)"
             )
         return stored
 

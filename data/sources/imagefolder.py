@@ -24,6 +24,7 @@ from data.shards.split_names import (
 )
 from data.skipped import Skipped
 from data.sources.input_files import (
+    ENDINGS,
     HIDDEN_FOLDER,
     Input,
     check_folder,
@@ -150,11 +151,15 @@ class ImageFolder(PackedImages, HeldOutByHash):
         names = sorted({file.class_name for file in files})
         if len(names) < 2:
             found = "1 class" if names else "no class"
-            raise ValueError(f"{self.folder} contains {found} with images: at least 2 are required")
+            raise ValueError(
+                f"{self.folder} contains {found} with images "
+                f"({', '.join(sorted(ENDINGS))}): at least 2 are required"
+            )
         trained = {file.class_name for file in files if file.split in (None, TRAIN)}
         if untrained := [name for name in names if name not in trained]:
             raise ValueError(
-                f"{self.folder}: class {untrained[0]!r} has no training images: add some"
+                f"{self.folder}: class {untrained[0]!r} has test images, but none in the training "
+                "split: add some, or remove the class"
             )
         return names
 
@@ -195,8 +200,9 @@ class ImageFolder(PackedImages, HeldOutByHash):
         for part, split in parts.items():
             if not listing.add_classes(self.folder / part, in_shards[split]):
                 raise ValueError(
-                    f"{self.folder / part} has no classes: add class folders, pass the splits that "
-                    "have them (--split train=train), or write a table (docs/layouts.md)"
+                    f"{self.folder / part} has no classes: add class folders, or pass the splits "
+                    "that have them, such as --split train=train; if a file lists its labels, "
+                    "write a table (docs/layouts.md)"
                 )
         used = {part.split("/")[0] for part in parts}
         for path in self.folder.iterdir() if parts else ():

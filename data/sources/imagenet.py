@@ -208,11 +208,13 @@ class ImageNet(PackedImages, Source):
         synsets = sorted({image.synset for image in self._training})
         if len(synsets) < 2:
             raise ValueError(
-                f"{self.folder} has {len(synsets)} classes of training images: add some"
+                f"{self.folder} has {len(synsets)} classes of training images: at least 2 are "
+                "required"
             )
         if other := [synset for synset in synsets if synset not in self._devkit.synsets]:
             raise ValueError(
-                f"{self.folder} contains class {other[0]}, which is not in the devkit: remove one"
+                f"{self.folder} contains class {other[0]}, which is not in the devkit: pass the "
+                "matching devkit, or remove the class"
             )
         return synsets
 

@@ -61,8 +61,8 @@ class Mnist(PixelSource):
         names = [*map(str, range(number))] if self.names is None else read_class_names(self.names)
         if len(names) < max(2, number):
             raise ValueError(
-                f"{self.names or self.folder} has {len(names)} names: list a name for every label, "
-                f"0 to {number - 1}, and at least 2 names"
+                f"{self.names or self.folder} has {len(names)} classes, but the largest label is "
+                f"{number - 1}: list a name for every label, and at least 2 names"
             )
         return names
 

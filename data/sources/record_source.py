@@ -82,7 +82,8 @@ class RecordSource(FirstPassSource):
         name = (text_field(fields, self.split) or "").strip().lower()
         if not name.isidentifier():
             raise ValueError(
-                f"has the split {shown(name)} in column {self.split!r}: use names such as train"
+                f"has the split {shown(name)}: use names such as train and test in column "
+                f"{self.split!r}"
             )
         return split_name(name)
 

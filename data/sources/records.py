@@ -217,7 +217,8 @@ def open_records(path: Path) -> AnyFile:
     kind = KINDS.get(path.suffix.lower())
     if kind is None:
         raise ValueError(
-            f"{path} has the unsupported extension {path.suffix!r}: use one of {endings}"
+            f"{path} has the unsupported extension {path.suffix!r}: unpack it, or use one of "
+            f"{endings}"
         )
     if kind in ("jsonl", "lines"):
         return RecordFile(path, kind, (_TEXT_OF_LINES,) if kind == "lines" else None, 0)
@@ -279,7 +280,8 @@ def _heading(path: Path, kind: Kind) -> tuple[tuple[str, ...], int]:
         raise ValueError(f"{path}: the first line is not UTF-8: save the file as UTF-8") from error
     if "\r" in text:
         raise ValueError(
-            f"{path}: the first line contains a carriage return (CR): save it with LF or CR LF"
+            f"{path}: the first line contains a carriage return (CR): save the file with the line "
+            "endings LF or CR LF"
         )
     names = text.split("\t") if kind == "tsv" else next(csv.reader([text]), [])
     names = [name.strip() for name in names]

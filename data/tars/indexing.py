@@ -153,7 +153,8 @@ def list_tars(folder: Path) -> list[Path]:
         with path.open("rb") as file:
             if file.read(8).startswith(_COMPRESSED):
                 raise ValueError(
-                    f"{path} is compressed: decompress all tars to .tar, for example with gunzip"
+                    f"{path} is compressed, so samples cannot be read individually: decompress all "
+                    "such files to .tar first, for example with gunzip"
                 )
         if path.suffix.lower() != ".tar":
             continue

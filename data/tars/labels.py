@@ -42,7 +42,8 @@ def read_class_names(path: Path) -> list[str]:
             raise ValueError(f"{path}, line {number} is empty: write one class name per line")
         if first.setdefault(name, number) != number:
             raise ValueError(
-                f"{path}, line {number}: {shown(name)} is also on line {first[name]}: rename one"
+                f"{path}, line {number}: {shown(name)} is also on line {first[name]}: rename "
+                "one of them"
             )
     return names
 

@@ -108,7 +108,8 @@ def load_languages(languages: tuple[str, ...]) -> None:
     for language in languages:
         if language not in emoji.LANGUAGES:
             raise ValueError(
-                f"language {language!r} is not one of the library: {', '.join(emoji.LANGUAGES)}"
+                f"language {language!r} is not supported by the emoji library: choose from "
+                f"{', '.join(emoji.LANGUAGES)}"
             )
         emoji.config.load_language([language])
 

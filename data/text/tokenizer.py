@@ -70,17 +70,20 @@ class Tokenizer:
         """
         if truncation_side not in get_args(Side):
             raise ValueError(
-                f"tokenizer {name}: the truncation_side in its {CONFIG_FILE} is not left or right"
+                f"tokenizer {name} has the truncation_side {truncation_side!r}: set it to left or "
+                f"right in its {CONFIG_FILE}"
             )
         pad_id = backend.token_to_id(roles.get("pad_token", ""))
         if pad_id is None:
             raise ValueError(
-                f"tokenizer {name} does not define a pad token: set pad_token in its {CONFIG_FILE}"
+                f"tokenizer {name} does not define a pad token: set pad_token in its {CONFIG_FILE} "
+                "to one of its tokens, or choose another tokenizer"
             )
         num_special = backend.num_special_tokens_to_add(is_pair=False)
         if max_length <= num_special:
             raise ValueError(
-                f"max_length is {max_length}, but {num_special} tokens are special: raise it"
+                f"max_length is {max_length}, but tokenizer {name} adds {num_special} special "
+                f"tokens to each text: set it to {num_special + 1} or more"
             )
         backend.no_padding()
         backend.no_truncation()
