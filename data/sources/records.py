@@ -165,6 +165,18 @@ class ParquetFile:
         found = _query(self.path, f"DESCRIBE SELECT * FROM {_FILE.format(False)}")
         return tuple(name for name, *_ in found)
 
+    def has_class_names(self, column: str) -> bool:
+        """Return whether the datasets library has stored names for the numbers in a column."""
+        query = "SELECT value FROM parquet_kv_metadata(?) WHERE decode(key) = 'huggingface'"
+        for (value,) in _query(self.path, query):
+            try:
+                feature = json.loads(bytes(value))["info"]["features"][column]
+            except (ValueError, KeyError, TypeError, RecursionError):
+                continue
+            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel":
+                return True
+        return False
+
     def records(self, columns: Sequence[str]) -> Iterator[Record]:
         """Yield the rows with the given columns, by default all. Their order does not matter,
         because each has its number.

@@ -25,6 +25,7 @@ from data.sources.record_source import RecordSource
 from data.sources.records import (
     AnyFile,
     Fields,
+    ParquetFile,
     Record,
     digest,
     field_value,
@@ -88,6 +89,12 @@ class Table(PackedImages, RecordSource):
         if (self.text is None) == (self.image is None):
             raise ValueError("table: pass the column of either texts (--text) or images (--image)")
         self._check_columns(self.columns)
+        for one in self._opened:
+            if isinstance(one, ParquetFile) and one.has_class_names(self.label):
+                raise ValueError(
+                    f"{one.path}: the labels in column {self.label!r} are numbers with names that "
+                    f"the datasets library stored: use kway shard hf {one.path}"
+                )
 
     @property
     def modality(self) -> Modality:  # type: ignore[override]

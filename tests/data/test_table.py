@@ -264,6 +264,16 @@ def test_a_struct_column_contains_images_or_paths(tmp_path: Path) -> None:
     assert read(tmp_path / "out", "train") == {found[0]: "x", found[1]: "y"}
 
 
+def test_numbers_with_names_of_the_datasets_library_raise(tmp_path: Path) -> None:
+    features = {"label": {"_type": "ClassLabel", "names": ["zoo", "air"]}}
+    table = arrow.table({"text": ["a", "b"], "label": [0, -1]}).replace_schema_metadata(
+        {"huggingface": json.dumps({"info": {"features": features}})}
+    )
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"use kway shard hf .*a\.parquet"):
+        Table((tmp_path / "a.parquet",), tmp_path / "work", "label", text="text")
+
+
 def test_damaged_parquet_names_the_file(tmp_path: Path) -> None:
     columns = {"text": [f"{i} {'x' * 50}" for i in range(1000)], "label": ["a", "b"] * 500}
     parquet.write_table(arrow.table(columns), tmp_path / "a.parquet", use_dictionary=False)
