@@ -15,6 +15,9 @@ from data.base_config import FrozenConfig
 from data.images.config import ImageConfig
 from data.remote.config import CacheConfig, check_url, folder_or_url, is_url
 
+_MAX_STREAM_SHARDS = 1_000_000
+
+
 ShardFolder = Annotated[
     Path | str,
     BeforeValidator(lambda value: folder_or_url(value) if isinstance(value, str) else value),
@@ -74,14 +77,19 @@ class StreamConfig(FrozenConfig):
     @field_validator("shards")
     @classmethod
     def _are_tars(cls, shards: str | tuple[str, ...]) -> str | tuple[str, ...]:
-        expanded = list(_expanded(shards))
-        if not expanded:
-            raise ValueError("the list of tars is empty: set paths or URLs")
-        for shard in expanded:
+        seen: set[str] = set()
+        for shard in _expanded(shards):
             if shard.startswith("pipe:"):
                 raise ValueError(f"{shard} would run a command: set a path or a URL")
             if is_url(shard):
                 check_url(shard)
+            if shard in seen:
+                raise ValueError(f"{shard} is listed twice: list each tar once")
+            seen.add(shard)
+            if len(seen) > _MAX_STREAM_SHARDS:
+                raise ValueError(f"more than {_MAX_STREAM_SHARDS:,} tars: check the braces")
+        if not seen:
+            raise ValueError("the list of tars is empty: set paths or URLs")
         return shards
 
     @property

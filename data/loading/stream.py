@@ -6,9 +6,9 @@
 import hashlib
 import itertools
 import random
+import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import fsspec
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import webdataset
 from torch.utils.data import IterableDataset, get_worker_info
-from webdataset.tariterators import group_by_keys, tar_file_expander
+from webdataset.tariterators import group_by_keys
 
 from data.augment.training import ProgressiveSizes
 from data.config import DataConfig, StreamConfig
@@ -24,12 +24,12 @@ from data.loading.batch import Batch, Cursor, Substitute
 from data.loading.inputs import open_inputs
 from data.loading.loader import EndlessLoader, read_ahead
 from data.loading.reader import check_limit
-from data.messages import one_line
 from data.shards.manifest import Manifest
 from data.tars.labels import LABEL_EXTENSIONS, Labels, label_text
 from data.tars.samples import IMAGE_EXTENSIONS, TEXT_EXTENSIONS
 
 _MAX_OPENED = 1000
+_MAX_BYTES = 1 << 28  # of a file in a tar, which may be compressed
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,7 @@ class _Reader(IterableDataset):
         self, stream: Stream, config: DataConfig, cursor: Cursor, part: range, step: int
     ) -> None:
         self._stream, self._cursor, self._part, self._step = stream.config, cursor, part, step
+        self._tars = stream.config.addresses
         self._max_bad = config.max_bad_samples
         self._inputs = open_inputs(config, stream.manifest)
         self._sides = ProgressiveSizes(
@@ -105,6 +106,7 @@ class _Reader(IterableDataset):
         self._classes = Labels.of_manifest(stream.manifest)
         self._bad: dict[int, str] = {}
         self._new: list[Substitute] = []
+        self._url = ""
         self._num_opened = 0  # since the last usable sample
 
     def __iter__(self) -> Iterator[Batch | ValueError | OSError]:
@@ -112,7 +114,8 @@ class _Reader(IterableDataset):
         number, count = (0, 1) if info is None else (info.id, info.num_workers)
         key = self._cursor.seed, self._cursor.samples, self._part.start, number
         rng = random.Random(" ".join(map(str, key)))
-        samples = webdataset.shuffle(self._stream.buffer, rng=rng)(self._samples(rng))
+        samples = group_by_keys(self._members(rng), handler=self._skip_file)
+        samples = webdataset.shuffle(self._stream.buffer, rng=rng)(samples)
         try:
             for batch in itertools.count(number, count):
                 start = self._cursor.samples + batch * self._step
@@ -129,25 +132,32 @@ class _Reader(IterableDataset):
         except (ValueError, OSError) as error:
             yield error
 
-    def _samples(self, rng: random.Random) -> Iterator[dict[str, Any]]:
-        """Yield the samples of tars that are drawn with replacement. A damaged tar is skipped.
+    def _members(self, rng: random.Random) -> Iterator[dict[str, Any]]:
+        """Yield the files of tars that are drawn with replacement, and {} after each tar.
 
-        Raises OSError for a tar that cannot be read, because this is not damage, and a restart may
-        help; and ValueError if no tar has a usable sample.
+        A damaged tar is skipped. Raises OSError for a tar that cannot be read, because this is not
+        damage, and a restart may help; and ValueError if no tar has a usable sample.
         """
-        tars = self._stream.addresses
         while self._num_opened <= _MAX_OPENED + self._stream.buffer:
             self._num_opened += 1
-            url = rng.choice(tars)
-            skip = partial(self._skip, url)
+            self._url = url = rng.choice(self._tars)
             try:
-                with fsspec.open(url, "rb") as opened:
-                    source = [{"url": url, "stream": opened}]
-                    yield from group_by_keys(tar_file_expander(source, skip), handler=skip)
+                with (
+                    fsspec.open(url, "rb") as opened,
+                    tarfile.open(fileobj=opened, mode="r|*") as tar,
+                ):
+                    for member in tar:
+                        if member.size > _MAX_BYTES:
+                            raise tarfile.TarError(f"{member.name} has {member.size:,} bytes")
+                        if (content := tar.extractfile(member)) is not None:
+                            yield {"fname": member.name, "data": content.read(), "__url__": url}
+            except tarfile.TarError as error:
+                self._skip(url, str(error))
             except FileNotFoundError:
                 raise
             except OSError as error:
                 raise OSError(f"{url} cannot be read: {error}") from error
+            yield {}
         raise ValueError(
             f"the tars contain no usable samples: {'; '.join(list(self._bad.values())[:3])}: check "
             "data.stream.sample, data.stream.label_field and the class list of data.shards"
@@ -172,24 +182,22 @@ class _Reader(IterableDataset):
                 row = self._classes.label(text), _number(name)
                 decoded = batch.decode(0, sample[ending])
             except ValueError as error:
-                self._skip(name, error)
+                self._skip(name, str(error))
                 continue
             self._num_opened = 0
             yield batch.finish(decoded), *row
 
-    def _skip(self, name: str, error: Exception) -> bool:
-        """Record a bad tar or sample, and return True to continue. Raises an error of the file
-        system.
-        """
-        if isinstance(error, OSError):
-            raise error
+    def _skip_file(self, error: Exception) -> bool:
+        """Record a file that a sample already has, and return True to continue."""
+        self._skip(self._url, str(error.args[0]))
+        return True
+
+    def _skip(self, name: str, reason: str) -> None:
         number = _number(name)
         if number not in self._bad:
-            reason = one_line(error.args[0]).partition(" @ ")[0]  # webdataset adds the file object
             self._bad[number] = f"{name}: {reason}"
             self._new.append(Substitute(number, None, self._bad[number]))
-        check_limit(self._bad, self._max_bad)
-        return True
+            check_limit(self._bad, self._max_bad)
 
 
 def _number(name: str) -> int:

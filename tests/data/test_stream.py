@@ -191,6 +191,16 @@ def test_tars_at_a_url_and_compressed_tars_are_read(
     assert len(set(numbers(found))) == 10
 
 
+def test_a_file_above_the_limit_is_damage(
+    classes: Path, eight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("data.loading.stream._MAX_BYTES", 100_000)
+    write_tar(tmp_path / "a.tar", [("1.png", bytes(100_001)), ("1.cls", b"0")])
+    loader = stream_loader(classes, [f"{tmp_path}/a.tar", f"{eight}/t0.tar"])
+    take(loader, 10)
+    assert loader.cursor.bad == (_number(f"{tmp_path}/a.tar"),)
+
+
 def test_mixing_raises(classes: Path, eight: Path) -> None:
     with pytest.raises(ValueError, match=r"data\.augment\.mix requires shards with an index"):
         stream_loader(classes, f"{eight}/t0.tar", augment=AugmentConfig(mix=Mix(mixup_alpha=1.0)))
@@ -202,6 +212,7 @@ def test_mixing_raises(classes: Path, eight: Path) -> None:
         ({"shards": "pipe:cat x.tar"}, "would run a command"),
         ({"shards": "ftp://x/a.tar"}, "has an unsupported URL scheme"),
         ({"shards": "a-{000..1.tar"}, "Unbalanced braces"),
+        ({"shards": ("a.tar", "{a,b}.tar")}, "a.tar is listed twice"),
         ({"shards": ()}, "the list of tars is empty"),
     ],
 )
