@@ -19,7 +19,7 @@ from data.sources.first_pass import FirstPassSource, in_chunks
 from data.sources.input_files import Input
 from data.sources.records import AnyFile, Fields, Record, open_records, text_field
 from data.sources.rows import Batch, Row, gather
-from data.sources.source import STRICT, HeldOutByHash
+from data.sources.source import STRICT
 
 
 @dataclass(frozen=True, config=STRICT)
