@@ -135,6 +135,7 @@ def drop_removed_settings(tree: dict[str, Any]) -> None:
     for name in ("marginal_topk", "marginal_temperature"):
         evaluation.pop(name, None)
     (tree.get("telemetry") or {}).pop("peak_tflops", None)
+    (tree.get("train") or {}).pop("profile", None)
 
 
 def build_recipe(

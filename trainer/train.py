@@ -7,10 +7,8 @@ implements each part; `trainer/step.py` is one step.
 import gc
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
-from torch.profiler import profile, schedule
 
 from data.images.jpeg_crop import whole_images_notice
 from data.loading.batch import Batch, Cursor
@@ -22,7 +20,7 @@ from trainer.backbone.compatibility import check_modality, tokenizer_digest
 from trainer.checkpoints import CheckpointWriter
 from trainer.checkpoints.entries import training_entries
 from trainer.checkpoints.folders import step_of
-from trainer.config import Duration, ProfileConfig, Recipe
+from trainer.config import Duration, Recipe
 from trainer.evaluation import EvaluationStopped, evaluate_split, save_evaluation
 from trainer.faults import Watchdog
 from trainer.process.signals import Preempted, StopSignals
@@ -130,10 +128,6 @@ def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
                 skipped_steps=state.skipped,
             )
         )
-        profiler = None
-        if recipe.train.profile is not None:
-            trace = folder.path / f"profile-rank{world.rank}.json.gz"
-            profiler = opened.enter_context(step_profiler(recipe.train.profile, trace))
         keep_every = recipe.checkpoint.keep_every
         writer = opened.enter_context(
             CheckpointWriter(
@@ -160,7 +154,6 @@ def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
             writer=writer,
             state=state,
             saved_step=state.step,
-            profiler=profiler,
         )
         for notice in notices:
             telemetry.event(notice.event, state.step, notice.line, **notice.values)
@@ -225,8 +218,6 @@ def take_steps(run: "Run", num_steps: int) -> None:
             )
             factor = recipe.schedule.rate_factor(step - 1, length)
             numbers = take_step(task, batch, factor, step=step, check=agreement.check)
-            if run.profiler is not None:
-                run.profiler.step()
             if launched is not None:
                 previous, launched = launched, None
                 run.complete(previous)
@@ -291,7 +282,6 @@ class Run:
     state: TrainState
     saved_step: int | None
     best: float | None = None
-    profiler: profile | None = None
 
     def ends_at(self, step: int, interval: Duration | None) -> bool:
         """Return whether an interval ends at `step`."""
@@ -424,15 +414,3 @@ class Run:
         for failure in self.writer.failures():
             name = "lost_checkpoint" if failure.is_lost else "kept_checkpoints"
             self.telemetry.event(name, failure.step, failure.reason, reason=failure.reason)
-
-
-def step_profiler(config: ProfileConfig, trace: Path) -> profile:
-    """Return torch's profiler of the steps that `config` selects, which writes the file `trace`.
-    Call its method `step` after every step."""
-    return profile(
-        # The profiler warms up in the step before the first one that it records.
-        schedule=schedule(
-            skip_first=config.first_step - 2, wait=0, warmup=1, active=config.num_steps, repeat=1
-        ),
-        on_trace_ready=lambda done: done.export_chrome_trace(str(trace)),
-    )
