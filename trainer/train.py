@@ -19,7 +19,6 @@ from trainer.agreement import Agreed, Agreement, agree
 from trainer.backbone.compatibility import check_modality, tokenizer_digest
 from trainer.checkpoints import CheckpointWriter
 from trainer.checkpoints.entries import training_entries
-from trainer.checkpoints.folders import step_of
 from trainer.config import Duration, Recipe
 from trainer.evaluation import EvaluationStopped, evaluate_split, save_evaluation
 from trainer.faults import Watchdog
@@ -156,7 +155,7 @@ def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
             saved_step=state.step,
         )
         for notice in notices:
-            telemetry.event(notice.event, state.step, notice.line, **notice.values)
+            telemetry.report(notice)
         telemetry.event("start", state.step, introduction, world_size=world.size)
         if isinstance(data.training, Stream):
             telemetry.print_line(data.training.notice())
@@ -408,9 +407,5 @@ class Run:
 
     def _report_saves(self) -> None:
         """Report the checkpoints that were committed and those that could not be written."""
-        for path in self.writer.committed():
-            step = step_of(path) or 0
-            self.telemetry.event("checkpoint", step, f"checkpoint {path}", folder=str(path))
-        for failure in self.writer.failures():
-            name = "lost_checkpoint" if failure.is_lost else "kept_checkpoints"
-            self.telemetry.event(name, failure.step, failure.reason, reason=failure.reason)
+        for event in self.writer.events():
+            self.telemetry.report(event)

@@ -12,7 +12,7 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -32,6 +32,7 @@ from trainer.recipe import drop_removed_settings
 from trainer.run.folder import RunFolder, flat_settings
 from trainer.schedules import RunLength
 from trainer.task import Task
+from trainer.telemetry.jsonl import Event
 from trainer.world import World
 
 # Settings that must not change within a run: with a new value, training would not be a continuation
@@ -108,22 +109,11 @@ class TrainState:
         return TrainState(**{**own, "cursor": cursor, "origin": self.origin})
 
 
-@dataclass(frozen=True)
-class Notice:
-    """A rejected checkpoint or a change since the checkpoint: a `line` to print and an event for
-    the run's metrics.
-    """
-
-    event: Literal["refused", "changed"]
-    line: str
-    values: dict[str, str]
-
-
 def resume(
     folder: RunFolder, task: Task, start: TrainState, world: World, *, length: RunLength
-) -> tuple[TrainState, list[Notice]]:
+) -> tuple[TrainState, list[Event]]:
     """Load the newest valid checkpoint into the task and restore the random state (collective).
-    Return the state from which the run starts, and a notice for each rejected checkpoint and each
+    Return the state from which the run starts, and an event for each rejected checkpoint and each
     changed setting or version.
 
     `start` is the state of a run without checkpoints. Raises ValueError if the checkpoint does not
@@ -160,11 +150,11 @@ def resume(
         )
         if not math.isclose(same, before):
             changes.append(Change("learning_rate", f"{before:.3g} at step {step}", f"{after:.3g}"))
-    notices = [Notice("refused", f"rejected {line}", {"checkpoint": line}) for line in rejected]
+    events = [Event("refused", step, f"rejected {line}", {"checkpoint": line}) for line in rejected]
     for each in changes:
         values = {"key": each.key, "old": each.old, "new": each.new}
-        notices.append(Notice("changed", f"changed on resume: {each}", values))
-    return state, notices
+        events.append(Event("changed", step, f"changed on resume: {each}", values))
+    return state, events
 
 
 def _load_checkpoint(checkpoint: Checkpoint, task: Task, state: TrainState, world: World) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from data.loading.batch import Batch
 from trainer.config import TelemetryConfig
-from trainer.telemetry.jsonl import JsonLines, drop_lines_after
+from trainer.telemetry.jsonl import Event, JsonLines, drop_lines_after
 from trainer.telemetry.phases import OUTSIDE_STEPS, Phases
 from trainer.telemetry.progress import Pace, Screen, memory_bytes
 from trainer.world import World
@@ -129,6 +129,10 @@ class Telemetry(AbstractContextManager["Telemetry"]):
             self._record({"event": "step", "step": step, "samples": samples, **numbers})
             self._draw(step, numbers)
             self.screen.step(step, numbers, self._pace.remaining_seconds())
+
+    def report(self, event: Event) -> None:
+        """Report an event."""
+        self.event(event.name, event.step, event.line, **event.values)
 
     def event(self, name: str, step: int, line: str, **numbers: Any) -> None:
         """Report an event at a step."""
