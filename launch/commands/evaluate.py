@@ -53,8 +53,8 @@ def evaluate(
     """Evaluate a run's newest checkpoint on its recipe's evaluation split."""
     from data.shards.mixture import load_manifest
     from trainer.evaluation import load_evaluation
-    from trainer.evaluation.class_table import ClassTable, write_csv
     from trainer.evaluation.run_evaluation import EvaluationRequest
+    from trainer.evaluation.saved import ClassTable, write_csv
 
     wanted = EvaluationRequest(
         run, checkpoint, split, tuple(settings or ()), tuple(allow_import or ())

@@ -24,10 +24,9 @@ from data.text.tokenizer import Tokenizer, open_tokenizer
 from heads.logits import ClassRows
 from heads.losses import score
 from trainer.backbone.backbone import Backbone, build_backbone, load_weights
-from trainer.backbone.config import BackboneConfig, BackboneOptions, ImportedBackbone
-from trainer.backbone.folding import fold_batch_norms
+from trainer.backbone.config import BackboneConfig, BackboneOptions, ImportedBackbone, Precision
 from trainer.backbone.onnx_backbone import OnnxBackbone
-from trainer.backbone.precision import Precision, check_device
+from trainer.backbone.precision import check_device, fold_batch_norms
 from trainer.bundle.class_list import open_classes
 from trainer.bundle.row_file import RowFile
 from trainer.bundle.spec import (
