@@ -147,7 +147,7 @@ def open_world(
             ("LOCAL_WORLD_SIZE", "1"),
         )
     )
-    shape = mesh_shape(class_group, size=size, local_size=local_size)
+    ranks = group_ranks(class_group, key="train.class_group", size=size, local_size=local_size)
     chosen = _device(device, local_rank)
     # The number of threads affects the rounding of sums. Results are not bitwise identical after
     # resuming with a different number of threads.
@@ -171,7 +171,7 @@ def open_world(
     groups = dist.PrefixStore("default_pg", store)
     dist.init_process_group(backend, store=groups, rank=rank, world_size=size, timeout=timeout)
     _connect(dist.group.WORLD, chosen)
-    mesh = _create_mesh(chosen, shape, ("data", "class"), timeout)
+    mesh = _create_mesh(chosen, (size // ranks, ranks), ("data", "class"), timeout)
     agreement = dist.new_group(timeout=timeout, backend="gloo", group_desc="agreement")
     yield World(rank, size, local_rank, local_size, chosen, mesh, agreement, timeout, store)
     # Destroying a group while objects still refer to it sometimes aborts the process. After an
@@ -196,14 +196,6 @@ def _connect(group: ProcessGroup | None, device: torch.device) -> None:
     appear before the model is built and the first step is not slower (collective).
     """
     dist.all_reduce(torch.zeros(1, device=device), group=group)
-
-
-def mesh_shape(class_group: RankGroup, *, size: int, local_size: int) -> tuple[int, int]:
-    """Return the number of ranks along `data` and along `class`. Raises ValueError if the class
-    group size does not divide the number of ranks.
-    """
-    ranks = group_ranks(class_group, key="train.class_group", size=size, local_size=local_size)
-    return size // ranks, ranks
 
 
 def group_ranks(group: RankGroup, *, key: str, size: int, local_size: int) -> int:

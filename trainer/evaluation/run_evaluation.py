@@ -9,7 +9,7 @@ from data.progress import Report
 from trainer.config import Recipe
 from trainer.evaluation.measure import evaluate_split
 from trainer.evaluation.saved import save_evaluation
-from trainer.run.folder import RunFolder, settings_of
+from trainer.run.folder import RunFolder, flat_settings
 from trainer.run.trained_run import open_trained
 from trainer.world import World
 
@@ -56,10 +56,10 @@ class EvaluationRequest:
         """
         run_folder, recipe = RunFolder(self.run), self.recipe()
         own = run_folder.load_recipe(allow_imports=self.allow_imports)
-        before = settings_of(own)
+        before = flat_settings(own.model_dump(mode="json"))
         others = [
             f"{key}={json.dumps(value, separators=(',', ':'))}"
-            for key, value in sorted(settings_of(recipe).items())
+            for key, value in sorted(flat_settings(recipe.model_dump(mode="json")).items())
             if key not in _IRRELEVANT and (key not in before or before[key] != value)
         ]
         if recipe.data.eval_split == own.data.eval_split and not others:

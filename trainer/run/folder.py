@@ -128,11 +128,6 @@ class RunFolder:
         commit(self.recipe, dump_recipe(recipe).encode())
 
 
-def settings_of(recipe: Recipe) -> dict[str, Any]:
-    """Return every setting of a recipe by its dotted key."""
-    return flat_settings(recipe.model_dump(mode="json"))
-
-
 def flat_settings(tree: Any, prefix: str = "") -> dict[str, Any]:
     """Return the leaves of nested mappings by their dotted keys. A list counts as a leaf."""
     if not isinstance(tree, dict):

@@ -209,7 +209,8 @@ def provenance(recipe: Recipe, *, evaluated_on: str | None = None) -> dict[str, 
             versions[name] = version(name)
         except PackageNotFoundError:  # a source tree, or another package provides it
             continue
-    versions |= {path: source_version(path) for path in import_paths(recipe).values()}
+    settings = recipe.model_dump(mode="json")
+    versions |= {path: source_version(path) for path in import_paths(settings).values()}
     if recipe.data.text is None:
         versions["jpeg_decoder"] = decoder()
     elif recipe.data.text.batches_by_length > 1:
@@ -218,7 +219,7 @@ def provenance(recipe: Recipe, *, evaluated_on: str | None = None) -> dict[str, 
         versions["windows_of_texts"] = "end with the epoch"
     if recipe.checkpoint.keep_best is not None and evaluated_on is not None:
         versions["evaluation"] = evaluated_on
-    return {"recipe": recipe.model_dump(mode="json"), "versions": versions}
+    return {"recipe": settings, "versions": versions}
 
 
 def changes_since(stored: dict[str, Any], current: dict[str, Any]) -> list[Change]:

@@ -27,8 +27,8 @@ class RunData:
     """The training data of a run, and what its head needs to know about the classes.
 
     `num_samples`: the number of training samples per epoch. `class_counts` [K]: the expected number
-    of samples of each class in an epoch, or None for a stream. See `label_vectors_of` and
-    `class_paths_of` for the others.
+    of samples of each class in an epoch, or None for a stream. `class_paths`: the names above each
+    class in the shards' hierarchy, or None if the head does not require the hierarchy.
     """
 
     manifest: Manifest
@@ -67,7 +67,7 @@ class RunData:
             num_samples,
             class_counts,
             label_vectors=label_vectors_of(recipe, manifest),
-            class_paths=class_paths_of(recipe, manifest),
+            class_paths=class_paths(data.shards, manifest) if recipe.head.needs_hierarchy else None,
         )
 
     def build_task(self, recipe: Recipe, world: World, phases: Phases | None = None) -> Task:
@@ -115,13 +115,6 @@ def load_run_manifest(data: DataConfig, *, is_main: bool) -> Manifest:
             flush=True,
         )
     return united
-
-
-def class_paths_of(recipe: Recipe, manifest: Manifest) -> ClassPaths | None:
-    """Return the names above each class in the shards' hierarchy, or None if the recipe does not
-    require the hierarchy.
-    """
-    return class_paths(recipe.data.shards, manifest) if recipe.head.needs_hierarchy else None
 
 
 def label_vectors_of(recipe: Recipe, manifest: Manifest) -> np.ndarray | None:

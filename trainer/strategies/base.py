@@ -59,11 +59,6 @@ class StrategyKind(FrozenConfig, ABC):
 
     kind: str
 
-    @property
-    def shards_updates(self) -> bool:
-        """Whether each rank updates only a share of the weights."""
-        return self.weights_are_dtensors
-
     def shard_ranks(self, size: int, local_size: int) -> int:
         """Return the number of consecutive ranks that share one copy of what the strategy shards,
         in a run of `size` ranks, `local_size` of them per machine. Raises ValueError if it does not
@@ -122,7 +117,7 @@ class Strategy:
 
     def __init__(self, backbone: nn.Module) -> None:
         self.backbone = backbone
-        self.parameters = trainable_parameters(backbone)
+        self.parameters = [p for p in backbone.parameters() if p.requires_grad]
 
     def attach(self, optimizer: Optimizer) -> None:
         """Set the optimizer that `step` uses."""
@@ -208,8 +203,3 @@ class Strategy:
 
     def close(self) -> None:
         """Release all objects that hold a process group."""
-
-
-def trainable_parameters(backbone: nn.Module) -> list[nn.Parameter]:
-    """Return the trainable parameters. This walks all modules, so do not call it in every step."""
-    return [p for p in backbone.parameters() if p.requires_grad]
