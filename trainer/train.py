@@ -20,7 +20,7 @@ from trainer.backbone.compatibility import check_modality, tokenizer_digest
 from trainer.checkpoints import CheckpointWriter
 from trainer.checkpoints.entries import training_entries
 from trainer.config import Duration, Recipe
-from trainer.evaluation import EvaluationStopped, evaluate_split, save_evaluation
+from trainer.evaluation import evaluate_split, save_evaluation
 from trainer.faults import Watchdog
 from trainer.process.signals import Preempted, StopSignals
 from trainer.run.folder import RunFolder
@@ -343,8 +343,9 @@ class Run:
         """Evaluate the model, or its moving averages, on the evaluation split (collective)."""
         task, best = self.task, self.task.recipe.checkpoint.keep_best
 
-        def stop_signal() -> str | None:
-            return agree(task.world, stop=self.stop.received).stop
+        def check() -> None:
+            if (signal_name := agree(task.world, stop=self.stop.received).stop) is not None:
+                raise Preempted(signal_name)
 
         try:
             with task.phases("evaluation"), task.averaged():
@@ -355,11 +356,11 @@ class Run:
                     label_vectors=self.data.label_vectors,
                     # Parsing it again would create a second class list in memory.
                     manifest=self.data.manifest,
-                    should_stop=lambda: stop_signal() is not None,
+                    check=check,
                 )
-        except EvaluationStopped:
-            self.stop_if_requested(stop_signal())
-            raise  # no rank received a signal
+        except Preempted as stopped:
+            self.stop_if_requested(stopped.signal_name)
+            raise
         step, found = self.state.step, result.metrics
         if task.world.is_main:
             save_evaluation(RunFolder(task.recipe.run).evaluations, result, step=step)

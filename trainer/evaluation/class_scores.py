@@ -4,7 +4,7 @@ The first pass computes the top-k classes, the scores of the true classes and th
 metrics. A second pass counts the samples that reach given thresholds.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 
@@ -19,7 +19,7 @@ from heads.head import ClassScores as BlockScores
 from heads.rows.node_values import wide_dtype
 from heads.slc import ClassMeasures, block_measures, positions_of_labels
 from heads.topk import largest_columns, sort_largest
-from trainer.evaluation.features import ShouldStop, SplitRows, all_rows, check_stop
+from trainer.evaluation.features import SplitRows, all_rows
 from trainer.promises import Promises
 from trainer.world import World
 
@@ -86,7 +86,7 @@ def score_classes(
     k: int,
     recalls: Sequence[float],
     world: World,
-    should_stop: ShouldStop,
+    check: Callable[[], None],
 ) -> ClassScores:
     """Score all classes (collective). `measured` [P] are the classes with samples in any group, in
     ascending order.
@@ -101,7 +101,7 @@ def score_classes(
     ranking = Ranking(k, true_scores)
     measures = [block_measures(true_scores[:, None][:, :0], labels, labels[:0], recalls)]
     nan_class = torch.tensor(-1, device=labels.device)
-    for block in _scored_blocks(head, rows, world, should_stop):
+    for block in _scored_blocks(head, rows, world, check):
         scores, class_ids = block.scores, block.class_ids
         highest = scores.amax(1)
         if highest.isnan().any():  # raised after the loop, because other ranks wait for this one
@@ -128,14 +128,14 @@ def score_classes(
 
 
 def _scored_blocks(
-    head: ClassHead, rows: SplitRows, world: World, should_stop: ShouldStop
+    head: ClassHead, rows: SplitRows, world: World, check: Callable[[], None]
 ) -> Iterator[BlockScores]:
     """Yield the scores of this rank's classes in blocks that fit in the head's memory budget
     (collective).
 
     All groups along `data` process each block together, so their blocks have the same size. Their
-    numbers of rows and, on GPUs of different models, their budgets may differ. `should_stop` is
-    called before each block, and as often on every rank as on the rank with the most blocks.
+    numbers of rows and, on GPUs of different models, their budgets may differ. `check` is called
+    before each block, and as often on every rank as on the rank with the most blocks.
     """
     fitting = head.engine.logit_bytes // (_COPIES * 4 * max(1, len(rows.labels)))
     device, weights = head.weight.device, head.engine.weights
@@ -144,7 +144,7 @@ def _scored_blocks(
     num_blocks = torch.tensor(-(-(weights.stop - weights.start) // at_once), device=device)
     blocks = iter(head.score_blocks(rows.features, at_once))
     for _ in range(int(all_reduce_max(num_blocks, world.group))):
-        check_stop(should_stop)
+        check()
         yield from islice(blocks, 1)
 
 
@@ -176,7 +176,7 @@ def count_samples_above(
     promises: Promises,
     *,
     world: World,
-    should_stop: ShouldStop,
+    check: Callable[[], None],
 ) -> Tensor:
     """For each class, count the samples whose score is at or above each of its thresholds
     (collective).
@@ -193,7 +193,7 @@ def count_samples_above(
     thresholds = torch.from_numpy(promises.thresholds)
     shape = (num_mine, thresholds.shape[1], 2)
     mine, done = torch.zeros(shape, dtype=torch.int32, device=labels.device), 0
-    for block in _scored_blocks(head, rows, world, should_stop):
+    for block in _scored_blocks(head, rows, world, check):
         ids = block.class_ids
         own = thresholds[promises.row_of_class[ids.cpu().numpy()]].to(labels.device)
         mine[done : done + len(ids)] = count_reached(block.scores, labels, ids, own)

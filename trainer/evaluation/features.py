@@ -14,24 +14,6 @@ from heads.collectives import all_gather_equal, all_gather_rows
 from trainer.task import Task
 from trainer.world import World
 
-ShouldStop = Callable[[], bool]
-
-
-class EvaluationStopped(Exception):  # noqa: N818  not an error
-    """All ranks agreed to stop an evaluation before it produced a result."""
-
-
-def never_stop() -> bool:
-    """The `should_stop` callback of evaluations that cannot be stopped. Returns False."""
-    return False
-
-
-def check_stop(should_stop: ShouldStop) -> None:
-    """Raise EvaluationStopped if `should_stop` returns true, which it does on all ranks at the same
-    check."""
-    if should_stop():
-        raise EvaluationStopped("the evaluation was stopped before it finished")
-
 
 @dataclass(frozen=True)
 class SplitRows:
@@ -48,18 +30,18 @@ def gathered_rows(
     world: World,
     *,
     progress: Callable[[int], None] = lambda samples: None,
-    should_stop: ShouldStop = never_stop,
+    check: Callable[[], None] = lambda: None,
 ) -> SplitRows:
     """Run the backbone over this rank's `batches` and gather its class group's rows (collective).
 
     Every rank must have the same number of batches, including empty ones, because the forward pass
-    of a sharded backbone is collective. `should_stop` is called before each batch.
+    of a sharded backbone is collective. `check` is called before each batch.
     """
     # Ranks without a batch need the right shape, too.
     features = [torch.empty((0, task.head.dim), device=world.device)]
     labels = [torch.empty(0, dtype=torch.int64, device=world.device)]
     for batch in batches:
-        check_stop(should_stop)
+        check()
         features.append(task.features(batch.inputs))
         labels.append(batch.labels.to(world.device))
         if len(batch.labels):

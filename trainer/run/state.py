@@ -19,7 +19,7 @@ import torch
 from data.images.jpeg_crop import decoder
 from data.loading.batch import Cursor
 from trainer.backbone.compatibility import check_tokenizer
-from trainer.checkpoints import Checkpoint, find_checkpoint, restore_random_state, stored_tensors
+from trainer.checkpoints import Checkpoint, find_checkpoint, restore_random_state, stored_shapes
 from trainer.checkpoints.entries import (
     create_moments,
     load_entries,
@@ -162,7 +162,7 @@ def _load_checkpoint(checkpoint: Checkpoint, task: Task, state: TrainState, worl
     # created before `training_entries` can list them as targets. DCP copies into the entries;
     # some strategies then copy them into their own layout (`restore_training`). The random state
     # comes last, because creating moments and loading may draw random numbers.
-    stored = stored_tensors(checkpoint)
+    stored = stored_shapes(checkpoint)
     if task.average is not None and not any(name.startswith("ema.") for name in stored):
         raise ValueError(
             f"checkpoint {checkpoint.folder} was trained without train.ema: remove train.ema or "
