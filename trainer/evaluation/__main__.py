@@ -1,5 +1,5 @@
-"""`torchrun … -m trainer.evaluation RUN`: one rank of an evaluation of a run's checkpoint on a split,
-with optional settings. Saves the result.
+"""`torchrun … -m trainer.evaluation RUN`: one rank of an evaluation of a run's checkpoint on a
+split, with optional settings. Saves the result.
 
 Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted.
 """
