@@ -16,7 +16,7 @@ from data.loading.loader import EndlessLoader
 from data.loading.stream import Stream
 from heads.collectives import collective_hook
 from trainer.agreement import Agreed, Agreement, agree
-from trainer.backbone.compatibility import check_modality, tokenizer_digest
+from trainer.backbone.compatibility import check_modality
 from trainer.checkpoints import CheckpointWriter
 from trainer.checkpoints.entries import training_entries
 from trainer.config import Duration, Recipe
@@ -80,7 +80,7 @@ def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
         # -------------------------------------------------------------- model
         task = data.build_task(recipe, world, phases)
         opened.callback(task.close)
-        check_modality(recipe, manifest, task.backbone)
+        check_modality(recipe, manifest, data.tokenizer, task.backbone)
         task.start_training()
         torch.manual_seed(recipe.seed + world.rank)  # dropout differs between ranks
         torch.set_float32_matmul_precision("high" if recipe.train.tf32 else "highest")
@@ -93,7 +93,7 @@ def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
             cursor=Cursor(recipe.seed),
             tree=task.head.tree_digest(),
             data=data.training.digest(),
-            tokenizer=tokenizer_digest(recipe),
+            tokenizer=data.tokenizer_digest(),
             origin=provenance(recipe, evaluated_on=evaluated_on),
         )
         state, notices = resume(folder, task, start, world, length=length)

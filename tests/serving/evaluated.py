@@ -55,7 +55,7 @@ def evaluated(recipe: Recipe, bundle: Path) -> Evaluated:
         else:  # the evaluation reads texts in order of their length
             order = order[np.argsort(split.sizes(order), kind="stable")]
             inputs = [split.read(int(index))[0].decode() for index in order]
-    names = list(trained.manifest.class_names)
+    names = list(trained.data.manifest.class_names)
     return Evaluated(bundle, inputs, names, _scores_of(trained), np.asarray(thresholds))
 
 

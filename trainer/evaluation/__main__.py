@@ -104,8 +104,8 @@ def evaluate_run(
         trained.task,
         recipe,
         world,
-        label_vectors=trained.label_vectors,
-        manifest=trained.manifest,
+        label_vectors=trained.data.label_vectors,
+        manifest=trained.data.manifest,
         progress=progress,
     )
     if world.is_main:

@@ -18,7 +18,7 @@ import torch
 
 from data.images.jpeg_crop import decoder
 from data.loading.batch import Cursor
-from trainer.backbone.compatibility import check_tokenizer
+from trainer.backbone.compatibility import check_checkpoint
 from trainer.checkpoints import Checkpoint, find_checkpoint, restore_random_state, stored_shapes
 from trainer.checkpoints.entries import (
     create_moments,
@@ -97,13 +97,7 @@ class TrainState:
                 f"checkpoint {checkpoint.folder} was trained on different shards{sets}: set "
                 "data.shards to those shards or use a new run folder"
             )
-        check_tokenizer(checkpoint, self.tokenizer)
-        if saved["tree"] != self.tree:
-            raise ValueError(
-                f"checkpoint {checkpoint.folder} has a different label tree, because its shards "
-                "contained different classes or label vectors: set data.shards to those shards or "
-                "use a new run folder"
-            )
+        check_checkpoint(checkpoint, tree=self.tree, tokenizer=self.tokenizer)
         own = {name: saved[name] for name in vars(self) if name in saved}
         cursor = Cursor.from_json(saved["cursor"])
         return TrainState(**{**own, "cursor": cursor, "origin": self.origin})

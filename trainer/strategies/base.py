@@ -51,8 +51,6 @@ class StrategyKind(FrozenConfig, ABC):
 
     # Whether weights keep their memory format (channels_last).
     keeps_memory_format: ClassVar[bool] = False
-    # Whether `Strategy.weights` are DTensors that are sharded by row.
-    weights_are_dtensors: ClassVar[bool] = False
     # Whether `Strategy.step` has no effect if the optimizer's `found_inf` is set; see
     # `trainer/step.py`.
     can_defer: ClassVar[bool] = True
