@@ -13,7 +13,7 @@ from tests.ranks import rank_world
 from trainer.bundle.export import export_run
 from trainer.config import Recipe
 from trainer.evaluation import load_evaluation
-from trainer.evaluation.features import gathered_rows
+from trainer.evaluation.class_scores import gathered_rows
 from trainer.run.folder import RunFolder
 from trainer.run.trained_run import TrainedRun, open_trained
 from trainer.train import train

@@ -79,8 +79,8 @@ def test_a_text_model_is_calibrated_on_texts_only(texts, images, tmp_path, kway,
     assert "contains images, but the model of" in capsys.readouterr().err
     assert kway("calibrate", tmp_path / "bundle", texts / "shards") == 0
     with Bundle.open(tmp_path / "bundle") as bundle:
-        assert bundle.positives(bundle.class_id("black")) == 0
-        assert bundle.positives(bundle.class_id("red"))
+        assert bundle.positives(bundle.classes.id_of("black")) == 0
+        assert bundle.positives(bundle.classes.id_of("red"))
 
 
 def test_classes_that_the_bundle_does_not_have_are_named(tmp_path, images, kway, capsys):

@@ -12,8 +12,7 @@ from tests.heads.cases import label_tree
 from tests.ranks import rank_world, run_on_ranks
 from trainer.config import EvalConfig
 from trainer.evaluation import measure
-from trainer.evaluation.class_scores import Ranking, count_reached
-from trainer.evaluation.features import SplitRows
+from trainer.evaluation.class_scores import Ranking, SplitRows, count_reached
 from trainer.promises import KINDS
 
 NUM_CLASSES, DIM = 13, 6

@@ -117,13 +117,6 @@ class Bundle:
                     f"{self.path / name} does not match its checksum: copy the bundle again"
                 )
 
-    def class_id(self, name_or_id: str | int) -> int:
-        """Return the ID of a class, given its exact name, its ID, or "#" followed by its ID.
-
-        Raises ValueError, listing the nearest names, if there is no such class.
-        """
-        return self.classes.id_of(name_or_id)
-
     def rows(self, class_ids: Sequence[int]) -> ClassRows:
         """Read the rows, float32 [n, dim], and the biases of classes from disk."""
         return self._class_rows(torch.tensor(class_ids), self._rows.read(class_ids))

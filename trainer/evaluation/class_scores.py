@@ -1,10 +1,12 @@
-"""Passes over all classes for the rows of a class group.
+"""The rows of a split that a class group evaluates, and passes over all classes for these rows.
 
-The first pass computes the top-k classes, the scores of the true classes and the single-logit (SLC)
-metrics. A second pass counts the samples that reach given thresholds.
+Each rank computes the features of its share of the split, and the ranks of a class group gather
+their shares. The first pass over the classes computes the top-k classes, the scores of the true
+classes and the single-logit (SLC) metrics. A second pass counts the samples that reach given
+thresholds.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 
@@ -13,14 +15,15 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from data.loading.batch import Batch
 from heads import ClassHead
-from heads.collectives import all_gather_equal, all_reduce_max, all_reduce_sum
+from heads.collectives import all_gather_equal, all_gather_rows, all_reduce_max, all_reduce_sum
 from heads.head import ClassScores as BlockScores
 from heads.rows.node_values import wide_dtype
 from heads.slc import ClassMeasures, block_measures, positions_of_labels
 from heads.topk import largest_columns, sort_largest
-from trainer.evaluation.features import SplitRows, all_rows
 from trainer.promises import Promises
+from trainer.task import Task
 from trainer.world import World
 
 # Shape legend: N rows, of which n belong to this class group; C classes of a block; K classes in
@@ -29,6 +32,52 @@ from trainer.world import World
 _NO_CLASS = torch.iinfo(torch.int64).max  # sorts after every class with the same score
 _COPIES = 3  # copies of a block's scores in memory at the same time
 _CLASSES_AT_ONCE = 1 << 20  # whose counts are sent to the main rank
+
+
+@dataclass(frozen=True)
+class SplitRows:
+    """The rows of a split that one class group evaluates: `features` [n, d] and `labels` [n]. All
+    ranks of the group have the same rows."""
+
+    features: Tensor
+    labels: Tensor
+
+
+def gathered_rows(
+    task: Task,
+    batches: Iterable[Batch],
+    world: World,
+    *,
+    progress: Callable[[int], None] = lambda samples: None,
+    check: Callable[[], None] = lambda: None,
+) -> SplitRows:
+    """Run the backbone over this rank's `batches` and gather its class group's rows (collective).
+
+    Every rank must have the same number of batches, including empty ones, because the forward pass
+    of a sharded backbone is collective. `check` is called before each batch.
+    """
+    # Ranks without a batch need the right shape, too.
+    features = [torch.empty((0, task.head.dim), device=world.device)]
+    labels = [torch.empty(0, dtype=torch.int64, device=world.device)]
+    for batch in batches:
+        check()
+        features.append(task.features(batch.inputs))
+        labels.append(batch.labels.to(world.device))
+        if len(batch.labels):
+            progress(len(batch.labels))
+    mine = torch.cat(features)
+    features.clear()  # otherwise they would be in memory twice during the gather
+    group = task.head.engine.class_group
+    return SplitRows(all_rows(mine, group), all_rows(torch.cat(labels), group))
+
+
+def all_rows(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
+    """Gather tensors [b, ...] from all ranks in `group`, in rank order (collective). b may differ
+    between ranks.
+    """
+    count = torch.tensor([len(tensor)], device=tensor.device)
+    sizes = torch.cat(all_gather_equal(count, group)).tolist()
+    return all_gather_rows(tensor, sizes, group)
 
 
 class Ranking:

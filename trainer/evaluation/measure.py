@@ -24,8 +24,13 @@ from heads.collectives import all_reduce_sum
 from heads.similarity import similarity_accuracy
 from heads.slc import ClassMeasures
 from trainer.config import EvalConfig, Recipe
-from trainer.evaluation.class_scores import count_samples_above, score_classes
-from trainer.evaluation.features import SplitRows, all_rows, gathered_rows
+from trainer.evaluation.class_scores import (
+    SplitRows,
+    all_rows,
+    count_samples_above,
+    gathered_rows,
+    score_classes,
+)
 from trainer.promises import Promises, groups_of_head, make_promises
 from trainer.task import Task
 from trainer.world import World
