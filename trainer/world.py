@@ -10,7 +10,7 @@ import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Annotated, Literal, NoReturn
 
@@ -85,7 +85,12 @@ class World:
 
     def create_mesh(self, shape: tuple[int, int], axes: tuple[str, str]) -> DeviceMesh:
         """Return a mesh over all ranks, row by row (collective)."""
-        return _create_mesh(self.device, shape, axes, self.timeout)
+        mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=axes)
+        for group in mesh.get_all_groups():
+            if self.timeout is not None:  # otherwise the groups keep torch's default timeout
+                dist.distributed_c10d._set_pg_timeout(self.timeout, group)
+            _connect(group, self.device)
+        return mesh
 
     def new_store(self) -> dist.Store:
         """Return an empty store that all ranks share (collective). Reading it has no time limit.
@@ -171,24 +176,16 @@ def open_world(
     groups = dist.PrefixStore("default_pg", store)
     dist.init_process_group(backend, store=groups, rank=rank, world_size=size, timeout=timeout)
     _connect(dist.group.WORLD, chosen)
-    mesh = _create_mesh(chosen, (size // ranks, ranks), ("data", "class"), timeout)
+    world = World(
+        rank, size, local_rank, local_size, chosen, mesh=None, timeout=timeout, store=store
+    )
+    mesh = world.create_mesh((size // ranks, ranks), ("data", "class"))
     agreement = dist.new_group(timeout=timeout, backend="gloo", group_desc="agreement")
-    yield World(rank, size, local_rank, local_size, chosen, mesh, agreement, timeout, store)
+    yield replace(world, mesh=mesh, agreement_group=agreement)
     # Destroying a group while objects still refer to it sometimes aborts the process. After an
     # error, the traceback refers to such objects, so the group is not destroyed (no `finally`).
     gc.collect()
     dist.destroy_process_group()
-
-
-def _create_mesh(
-    device: torch.device, shape: tuple[int, int], axes: tuple[str, str], timeout: timedelta | None
-) -> DeviceMesh:
-    mesh = init_device_mesh(device.type, shape, mesh_dim_names=axes)
-    for group in mesh.get_all_groups():
-        if timeout is not None:  # otherwise the groups keep torch's default timeout
-            dist.distributed_c10d._set_pg_timeout(timeout, group)
-        _connect(group, device)
-    return mesh
 
 
 def _connect(group: ProcessGroup | None, device: torch.device) -> None:

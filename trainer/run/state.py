@@ -9,7 +9,6 @@ and records the differences.
 import json
 import math
 import platform
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -238,15 +237,13 @@ def changes_since(stored: dict[str, Any], current: dict[str, Any]) -> list[Chang
         # recipe has `data.augment.mix: null`, `data.augment.mix.kind` has.
         only_in_one, leaves = key not in old or key not in new, {*old, *new}
         is_known = not only_in_one or any(key.startswith(f"{leaf}.") for leaf in leaves)
-        is_fixed = is_known and _is_under(key, _FIXED) and not _is_under(key, _FREE)
-        before, after = (_shown(values.get(key, "not set")) for values in (old, new))
-        changes.append(Change(key, before, after, is_fixed))
+        under_fixed, under_free = (
+            any(f"{key}.".startswith(f"{prefix}.") for prefix in prefixes)
+            for prefixes in (_FIXED, _FREE)
+        )
+        before, after = (
+            value if isinstance(value, str) else json.dumps(value)
+            for value in (values.get(key, "not set") for values in (old, new))
+        )
+        changes.append(Change(key, before, after, is_known and under_fixed and not under_free))
     return changes
-
-
-def _is_under(key: str, prefixes: Sequence[str]) -> bool:
-    return any(key == prefix or key.startswith(f"{prefix}.") for prefix in prefixes)
-
-
-def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
