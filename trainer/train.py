@@ -31,18 +31,16 @@ from trainer.step import StepNumbers, read_numbers, take_step
 from trainer.task import Task
 from trainer.telemetry.jsonl import log_skipped_step, trim_logs
 from trainer.telemetry.phases import Phases
-from trainer.telemetry.telemetry import Telemetry, check_telemetry
+from trainer.telemetry.telemetry import Telemetry
 from trainer.world import World
 
 # A file server keeps the lock of a machine that was lost until its lease expires: 90 s for NFSv4.
 _LEASE_SECONDS = 120
 
 
-def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
+def train(recipe: Recipe, world: World) -> None:
     """Run a recipe's training to completion, resuming from the run's newest checkpoint if there is
     one (collective).
-
-    A dry run stops before the first step and writes nothing; a signal stops it immediately.
 
     Raises ValueError or OSError for problems that the user can fix; FloatingPointError on every
     rank if the loss or the gradients are not finite in more than `train.max_skipped_steps` steps,
@@ -52,15 +50,11 @@ def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
     with ExitStack() as opened:
         # -------------------------------------------------------------- folder and process
         folder = RunFolder(recipe.run)
-        if dry_run:
-            folder.check_writable()
-        elif world.is_main:
+        if world.is_main:
             # The other ranks wait in a collective, which must not time out.
             seconds = min(_LEASE_SECONDS, recipe.train.timeout_seconds / 2)
             opened.enter_context(folder.locked(wait_seconds=seconds))
-        stop = StopSignals()
-        if not dry_run:
-            opened.enter_context(stop)
+        stop = opened.enter_context(StopSignals())
         phases = Phases(world.device)
         timeout = recipe.train.timeout_seconds
         watchdog = opened.enter_context(Watchdog(world, timeout_seconds=timeout, phases=phases))
@@ -97,16 +91,6 @@ def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
             origin=provenance(recipe, evaluated_on=evaluated_on),
         )
         state, notices = resume(folder, task, start, world, length=length)
-        introduction = _introduction(task, data, state.step, num_steps)
-        if dry_run:
-            check_telemetry(recipe.telemetry, world)
-            with data.open_loader(recipe, world, state.cursor) as batches:
-                next(batches)  # this rank's share of the first global batch
-            world.barrier()
-            if world.is_main:
-                lines = [notice.line for notice in notices]
-                print(*lines, f"dry run passed: {introduction}", sep="\n", flush=True)
-            return
         if world.is_main:
             trim_logs(folder.path, state.step)
             folder.write(recipe)
@@ -156,6 +140,7 @@ def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
         )
         for notice in notices:
             telemetry.report(notice)
+        introduction = _introduction(task, data, state.step, num_steps)
         telemetry.event("start", state.step, introduction, world_size=world.size)
         if isinstance(data.training, Stream):
             telemetry.print_line(data.training.notice())

@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
-from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -194,17 +193,3 @@ class Telemetry(AbstractContextManager["Telemetry"]):
             "data_wait_ratio": phases.get("data", 0.0) / elapsed,
             "phases": phases,
         }
-
-
-def check_telemetry(config: TelemetryConfig, world: World) -> None:
-    """Raise the errors that opening a `Telemetry` would raise: ModuleNotFoundError for a package
-    that is not installed, or OSError for a port that cannot be used.
-    """
-    if config.tensorboard:
-        import_module("torch.utils.tensorboard")
-    if config.port is not None:
-        from prometheus_client import CollectorRegistry
-
-        from trainer.telemetry.prometheus import Endpoint
-
-        Endpoint(config, world.local_rank, CollectorRegistry()).close()
