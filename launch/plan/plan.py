@@ -142,7 +142,7 @@ def _candidates(plan: Plan) -> Iterator[tuple[str, str, dict[str, object]]]:
     while (parts := parts * 2) <= -(-train.global_batch // ranks):
         yield f"train.micro_batches={parts}", "train", {"micro_batches": parts}
     while ranks > 1 and (smaller := strategy.smaller()) is not None:
-        yield smaller.override, "train", {"strategy": smaller}
+        yield strategy.change_to(smaller), "train", {"strategy": smaller}
         strategy = smaller
     default = plan.machine.processor.default_memory_mib
     if (recipe.head.memory_mib or default) > _SMALL_LOGITS_MIB:

@@ -109,7 +109,7 @@ def _changes(recipe: Recipe, world: World) -> Iterator[tuple[str, str]]:
         # Each rank then has fewer classes.
         yield "train.class_group=world", "building step head optimizer evaluation checkpoint"
     if world.size > 1 and (smaller := train.strategy.smaller()) is not None:
-        yield smaller.override, "building step optimizer evaluation checkpoint"
+        yield train.strategy.change_to(smaller), "building step optimizer evaluation checkpoint"
     if recipe.can_have_bf16_rows:
         yield "head.dtype=bf16", "building head optimizer"
     if train.ema is not None:

@@ -68,15 +68,19 @@ class StrategyKind(FrozenConfig, ABC):
         """What each rank stores of the backbone; by default, everything."""
         return Sharding()
 
-    @property
-    def override(self) -> str:
-        """The override that changes a recipe to this strategy from the one that it is `smaller`
-        than."""
-        return f"train.strategy.kind={self.kind}"
-
+    @abstractmethod
     def smaller(self) -> "StrategyKind | None":
         """Return the next strategy that requires less memory per rank, or None."""
-        return None
+
+    def change_to(self, other: "StrategyKind") -> str:
+        """Return the recipe override that changes this strategy to `other`."""
+        if other.kind != self.kind:
+            return f"train.strategy.kind={other.kind}"
+        mine, theirs = self.model_dump(mode="json"), other.model_dump(mode="json")
+        changed = {key: value for key, value in theirs.items() if value != mine[key]}
+        return " ".join(
+            f"train.strategy.{key}={str(value).lower()}" for key, value in changed.items()
+        )
 
 
 class Strategy:

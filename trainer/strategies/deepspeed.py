@@ -68,10 +68,6 @@ class DeepSpeed(StrategyKind):
             keeps_bucket=self.stage in (0, 3),
         )
 
-    @property
-    def override(self) -> str:
-        return f"train.strategy.stage={self.stage}"
-
     def smaller(self) -> StrategyKind | None:
         return None if self.stage == 3 else DeepSpeed.model_validate({"stage": self.stage + 1})
 

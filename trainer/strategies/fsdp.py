@@ -32,6 +32,9 @@ class FSDP(StrategyKind):
     def sharding(self) -> Sharding:
         return Sharding(weights=True, gradients=True, updates=True, gathers_blocks=True)
 
+    def smaller(self) -> StrategyKind | None:
+        return None
+
 
 class FSDPStrategy(Strategy):
     """Applies torch's `fully_shard` to each block, to each large embedding table and to the
