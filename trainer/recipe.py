@@ -34,15 +34,8 @@ _MAX_ERRORS_SHOWN = 3
 # Keys of which a mapping sets only one.
 _ALTERNATIVES = (tuple(Duration.model_fields), ("name", "config"))
 
-# Settings that only earlier versions stored, by section. Other values than the defaults do not
-# matter for a model that is evaluated or exported.
-_REMOVED = {
-    "data": ("generation",),
-    "evaluation": ("marginal_topk", "marginal_temperature"),
-    "telemetry": ("peak_tflops",),
-    "train": ("profile",),
-    "train.strategy": ("reshard_after_forward", "shard_group", "param_dtype", "reduce_dtype"),
-}
+# Settings of FSDP that are removed. With other values, a run cannot continue.
+_FSDP_DEFAULTS = {"reshard_after_forward": True, "param_dtype": "fp32", "reduce_dtype": "fp32"}
 
 # The name of the resolved recipe in a run's folder.
 STORED_NAME = "recipe.yaml"
@@ -139,16 +132,18 @@ def drop_removed_settings(tree: dict[str, Any]) -> None:
     A resumed run compares the digest of its shards with the one in the checkpoint instead of the
     generation.
     """
-    sections = [((tree.get("data") or {}).get("mixture") or [], _REMOVED["data"])]
-    for key, names in _REMOVED.items():
-        part: Any = tree
-        for name in key.split("."):
-            part = part.get(name) or {}
-        sections.append(([part], names))
-    for parts, names in sections:
-        for part in parts:
-            for name in names:
-                part.pop(name, None)
+    data, evaluation = tree.get("data") or {}, tree.get("evaluation") or {}
+    for one in (data, *(data.get("mixture") or ())):
+        one.pop("generation", None)
+    for name in ("marginal_topk", "marginal_temperature"):
+        evaluation.pop(name, None)
+    (tree.get("telemetry") or {}).pop("peak_tflops", None)
+    train = tree.get("train") or {}
+    train.pop("profile", None)
+    strategy = train.get("strategy") or {}
+    for name, default in _FSDP_DEFAULTS.items():
+        if strategy.get(name) == default:
+            del strategy[name]
 
 
 def build_recipe(

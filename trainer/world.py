@@ -83,7 +83,7 @@ class World:
         """The process group of all ranks, or None if there are no process groups."""
         return None if self.mesh is None else dist.group.WORLD
 
-    def create_mesh(self, shape: tuple[int, ...], axes: tuple[str, ...]) -> DeviceMesh:
+    def create_mesh(self, shape: tuple[int, int], axes: tuple[str, str]) -> DeviceMesh:
         """Return a mesh over all ranks, row by row (collective)."""
         mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=axes)
         for group in mesh.get_all_groups():
@@ -152,7 +152,7 @@ def open_world(
             ("LOCAL_WORLD_SIZE", "1"),
         )
     )
-    ranks = group_ranks(class_group, size=size, local_size=local_size)
+    ranks = group_ranks(class_group, key="train.class_group", size=size, local_size=local_size)
     chosen = _device(device, local_rank)
     # The number of threads affects the rounding of sums. Results are not bitwise identical after
     # resuming with a different number of threads.
@@ -195,8 +195,8 @@ def _connect(group: ProcessGroup | None, device: torch.device) -> None:
     dist.all_reduce(torch.zeros(1, device=device), group=group)
 
 
-def group_ranks(group: RankGroup, *, size: int, local_size: int) -> int:
-    """Return the number of ranks in each group, given the value of `train.class_group`. Raises
+def group_ranks(group: RankGroup, *, key: str, size: int, local_size: int) -> int:
+    """Return the number of ranks in each group, given the value of the recipe's `key`. Raises
     ValueError if it does not divide `size`, the number of ranks of the run.
     """
     match group:
@@ -208,8 +208,8 @@ def group_ranks(group: RankGroup, *, size: int, local_size: int) -> int:
             ranks = group
     if size % ranks:
         raise ValueError(
-            f"train.class_group is {group} ({ranks} ranks), which does not divide the {size} ranks "
-            f"of the run: choose a divisor of {size}, or world"
+            f"{key} is {group} ({ranks} ranks), which does not divide the {size} ranks of the run: "
+            f"choose a divisor of {size}, or world"
         )
     return ranks
 

@@ -118,7 +118,8 @@ def check_fit(recipe: Recipe, *, nodes: int, gpus: int) -> None:
 
     local, device = max(1, gpus), recipe.train.device
     num = nodes * local
-    group_ranks(recipe.train.class_group, size=num, local_size=local)
+    group_ranks(recipe.train.class_group, key="train.class_group", size=num, local_size=local)
+    recipe.train.strategy.shard_ranks(num, local)
     if recipe.train.global_batch < num:
         raise ValueError(
             f"train.global_batch is {recipe.train.global_batch}, less than one sample for each of "

@@ -19,7 +19,8 @@ from heads.engine.block_size import Processor
 from trainer.backbone.trace import Kind
 from trainer.devices import DEVICES
 
-Group = Literal["class", "data", "world"]
+# `shard`: the ranks that share one copy of the backbone; `replicate`: those with the same piece.
+Group = Literal["class", "data", "shard", "replicate", "world"]
 Transfer = Literal["all_gather", "all_reduce", "reduce_scatter", "broadcast"]
 Phase = Literal["forward", "head", "backward", "optimizer"]
 
@@ -87,12 +88,13 @@ class Collective(NamedTuple):
 @dataclass(frozen=True)
 class Cluster:
     """A cluster of identical nodes with one rank per GPU. `class_ranks` consecutive ranks share the
-    classes."""
+    classes, and `shard_ranks` (0: all) the backbone."""
 
     machine: Machine
     nodes: int
     gpus: int
     class_ranks: int
+    shard_ranks: int = 0
 
     @property
     def ranks(self) -> int:
@@ -100,14 +102,16 @@ class Cluster:
 
     def size(self, group: Group) -> int:
         """Return the number of ranks in a group."""
-        data_ranks = self.ranks // self.class_ranks
-        return {"class": self.class_ranks, "data": data_ranks, "world": self.ranks}[group]
+        shard = self.shard_ranks or self.ranks
+        sizes = {"class": self.class_ranks, "data": self.ranks // self.class_ranks}
+        sizes |= {"shard": shard, "replicate": self.ranks // shard, "world": self.ranks}
+        return sizes[group]
 
     def crosses_nodes(self, group: Group) -> bool:
         """Return whether any group of this kind spans more than one node."""
         if self.nodes == 1 or self.size(group) == 1:
             return False
-        return group != "class" or self.gpus % self.size(group) != 0
+        return group not in ("class", "shard") or self.gpus % self.size(group) != 0
 
     def sent(self, each: Collective) -> float:
         """Return the bytes that a rank sends in a ring (all-reduce: Patarasu and Yuan 2009)."""

@@ -76,7 +76,7 @@ class BackboneShare:
         whole = backbone.numel * FLOAT32
         if cluster.ranks == 1:
             return cls(whole, whole, whole, 0, 0)
-        sharding, ranks = head.recipe.train.strategy.sharding, cluster.ranks
+        sharding, ranks = head.recipe.train.strategy.sharding, cluster.size("shard")
         units = backbone.padded(ranks if sharding.weights else 1)
         piece = -(-sum(units) // ranks) * FLOAT32
         bucket = min(sharding.bucket * FLOAT32, whole)

@@ -44,8 +44,11 @@ class Plan:
     ) -> None:
         self.recipe, self.machine, self.request = recipe, machine, request
         train, ranks = recipe.train, request.nodes * request.gpus
-        class_ranks = group_ranks(train.class_group, size=ranks, local_size=request.gpus)
-        self.cluster = Cluster(machine, request.nodes, request.gpus, class_ranks)
+        class_ranks = group_ranks(
+            train.class_group, key="train.class_group", size=ranks, local_size=request.gpus
+        )
+        shard_ranks = train.strategy.shard_ranks(ranks, request.gpus)
+        self.cluster = Cluster(machine, request.nodes, request.gpus, class_ranks, shard_ranks)
         in_shards, bytes_of_vectors = classes_of_shards(recipe.data)
         num_classes = request.classes or in_shards or recipe.head.num_classes
         if num_classes is None:

@@ -88,7 +88,7 @@ def _of_backbone(head: Head) -> list[Collective]:
     """Return the collectives of the strategy, and of synchronized batch norm: the exchange of mean,
     variance and count in forward, and of two sums in backward."""
     recipe, backbone, parts, passes = head.recipe, head.backbone, head.parts, _passes(head)
-    sharding, shards = recipe.train.strategy.sharding, head.cluster.ranks
+    sharding, shards = recipe.train.strategy.sharding, head.cluster.size("shard")
     weights = gradients = FLOAT32 * sum(backbone.padded(shards if sharding.weights else 1))
     units = len(backbone.units) if sharding.gathers_blocks else 1
     # If only gradients are sharded, those of each micro-batch are summed at once.
@@ -98,13 +98,14 @@ def _of_backbone(head: Head) -> list[Collective]:
         Collective("updated weights", "all_gather", "world", updated, "optimizer", 1, units),
     ]
     if sharding.weights:
-        again = parts * sharding.gathers_blocks
+        again, piece = parts * sharding.gathers_blocks, gradients // shards
         of_weights = [
-            Collective("weights", "all_gather", "world", weights, "forward", passes, units, True),
-            Collective("weights", "all_gather", "world", weights, "backward", again, units, True),
+            Collective("weights", "all_gather", "shard", weights, "forward", passes, units, True),
+            Collective("weights", "all_gather", "shard", weights, "backward", again, units, True),
             Collective(
-                "gradients", "reduce_scatter", "world", gradients, "backward", parts, units, True
+                "gradients", "reduce_scatter", "shard", gradients, "backward", parts, units, True
             ),
+            Collective("gradients", "all_reduce", "replicate", piece, "backward", 1, units, True),
         ]
     channels, layers, what = sum(backbone.norms), len(backbone.norms), "batch norm"
     gathered = head.cluster.ranks * (2 * channels + layers) * FLOAT32

@@ -175,7 +175,7 @@ SHARDED = {"head__loss__kind": "batch_ce", "head__weights__kind": "vtree"}
 
 
 STRATEGIES: dict[str, list[dict]] = {
-    "torch": [{"kind": "ddp"}, {"kind": "fsdp"}],
+    "torch": [{"kind": "ddp"}, {"kind": "fsdp"}, {"kind": "fsdp", "shard_group": 1}],
     "deepspeed": [{"kind": "deepspeed", "stage": stage} for stage in (0, 1, 2, 3)],
 }
 

@@ -106,6 +106,7 @@ def test_a_missing_kustomize_prints_a_one_line_error(kway_render, monkeypatch, t
         (["--overlay", "h100"], "--overlay h100 is unknown"),
         (["--overlay", "monitoring"], "overlay monitoring has no training job"),
         (["train.class_group=4", "--gpus", "3"], "train.class_group is 4"),
+        (["train.strategy={kind: fsdp, shard_group: 4}", "--gpus", "3"], "shard_group is 4"),
         (["--nodes", "16", "--gpus", "16"], "train.global_batch is 128"),
         (["--overlay", "h100-8x", "--gpus", "4"], "--gpus (ranks per pod) is 4, but overlay"),
         (["--overlay", "cpu-smoke"], "--gpus is 1, but overlay cpu-smoke is written for 0"),

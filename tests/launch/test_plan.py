@@ -97,6 +97,17 @@ def test_class_groups_of_one_rank_need_more_memory_and_reduce_head_gradients(tmp
     assert not bytes_of(shared, "head", "head gradients")
 
 
+def test_fsdp_shards_the_backbone_in_the_node_and_sums_shards_across_nodes(tmp_path: Path):
+    groups = planned(tmp_path, nodes=4, gpus=4, train__strategy={**FSDP, "shard_group": "node"})
+    piece = line(groups, "backbone weights")
+    assert piece == pytest.approx(groups.backbone.numel * 4 / 4, rel=0.2)
+    gradients = bytes_of(groups, "backward", "gradients")
+    assert gradients["all_reduce", "replicate"] == piece
+    assert gradients["reduce_scatter", "shard"] == pytest.approx(4 * piece, rel=0.2)
+    assert groups.cluster.crosses_nodes("replicate")
+    assert not groups.cluster.crosses_nodes("shard")
+
+
 @pytest.mark.parametrize(
     ("dtype", "optimizer", "rows", "moments", "gradients"),
     [
@@ -308,6 +319,10 @@ def test_the_classes_of_shards_are_planned(glyphs, tmp_path):
         ([], "pass --classes"),
         (["--classes", 10, "--mtbf", "nan"], "Invalid value for '--mtbf': "),
         (["--classes", 10, "--gpus", 4, "train.class_group=3"], "train.class_group is 3"),
+        (
+            ["--classes", 10, "--gpus", 4, "train.strategy={kind: fsdp, shard_group: 3}"],
+            "train.strategy.shard_group is 3",
+        ),
     ],
 )
 def test_an_impossible_plan_prints_a_one_line_error(tmp_path, kway, capsys, options, words):

@@ -17,7 +17,14 @@ STRATEGIES: list[dict[str, Any]] = [
     {"kind": "ddp"},
     {"kind": "fsdp"},
     *({"kind": "deepspeed", "stage": stage} for stage in (0, 1, 2, 3)),
+    {"kind": "fsdp", "shard_group": 2},
 ]
+
+
+def on_ranks(ranks: int) -> list[int]:
+    """Return the numbers of the strategies that support this number of ranks."""
+    groups = [strategy.get("shard_group", 1) for strategy in STRATEGIES]
+    return [number for number, group in enumerate(groups) if ranks % group == 0]
 
 
 # Freeze batch norm, because the number of ranks determines which rows form a micro-batch.

@@ -18,7 +18,8 @@ from trainer.world import World
 
 
 class Sharding(NamedTuple):
-    """What a strategy shards over all ranks; `kway plan` derives memory and traffic from it.
+    """What a strategy shards over the ranks of `StrategyKind.shard_ranks`; `kway plan` derives
+    memory and traffic from it.
 
     weights, gradients, updates: whether a rank stores only its piece of the weights, of their
     gradients, and of what the optimizer updates (weights and moments). copies_updates: whether the
@@ -51,6 +52,14 @@ class StrategyKind(FrozenConfig, ABC):
     can_defer: ClassVar[bool] = True
 
     kind: str
+
+    def shard_ranks(self, size: int, local_size: int) -> int:
+        """Return the number of consecutive ranks that share one copy of what the strategy shards,
+        in a run of `size` ranks, `local_size` of them per machine. Raises ValueError if it does not
+        divide `size`.
+        """
+        del local_size
+        return size
 
     @property
     def label(self) -> str:

@@ -1,11 +1,15 @@
 """FSDP2: every rank stores a shard of each weight's rows, and gathers the weights of one block at a
 time for the forward and backward passes.
+
+With `shard_group`, each group of ranks stores a full copy of the backbone (hybrid sharding, HSDP):
+weights are gathered within a group, and gradients are also summed over the groups.
 """
 
 from functools import partial
 from typing import Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -17,23 +21,39 @@ from heads.gradients import sum_sharded_gradients
 from trainer.backbone.blocks import large_tables, repeated_blocks
 from trainer.optimizers import tensors_of
 from trainer.strategies.base import Sharding, Strategy, StrategyKind
-from trainer.world import World
+from trainer.world import RankGroup, World, group_ranks
 
 
 class FSDP(StrategyKind):
-    """FSDP2: the weights, gradients and moments of the backbone are sharded over all ranks."""
+    """FSDP2: the weights, gradients and moments of the backbone are sharded over all ranks, or over
+    each `shard_group`.
+    """
 
     kind: Literal["fsdp"] = "fsdp"
+    shard_group: RankGroup = Field(
+        "world",
+        description="number of ranks that share one copy of the backbone; with several groups, "
+        "gradients are also summed over the groups",
+    )
+
+    @property
+    def label(self) -> str:
+        group = self.shard_group
+        return self.kind if group == "world" else f"{self.kind} (shard_group={group})"
+
+    def shard_ranks(self, size: int, local_size: int) -> int:
+        key = "train.strategy.shard_group"
+        return group_ranks(self.shard_group, key=key, size=size, local_size=local_size)
 
     def start(self, backbone: nn.Module, world: World) -> Strategy:
-        return FSDPStrategy(backbone, world)
+        return FSDPStrategy(backbone, self, world)
 
     @property
     def sharding(self) -> Sharding:
         return Sharding(weights=True, gradients=True, updates=True, gathers_blocks=True)
 
     def smaller(self) -> StrategyKind | None:
-        return None
+        return None if self.shard_group == "world" else FSDP()
 
 
 class FSDPStrategy(Strategy):
@@ -41,17 +61,20 @@ class FSDPStrategy(Strategy):
     remaining modules.
 
     The gradients of every micro-batch are reduced immediately. Deferring the reduction to the last
-    micro-batch would keep unsharded gradients in memory.
+    micro-batch would keep unsharded gradients in memory. With several copies of the backbone, the
+    shards of the gradients are summed over the copies only after the last micro-batch.
 
     The optimizer updates this rank's pieces as plain tensors, `parameters`, which share the memory
     of the DTensors. torch 2.13 has no fused SGD for DTensors, and dispatching DTensor
     operations takes time on the host.
     """
 
-    def __init__(self, backbone: nn.Module, world: World) -> None:
+    def __init__(self, backbone: nn.Module, config: FSDP, world: World) -> None:
         super().__init__(backbone)
-        self._mesh = world.create_mesh((world.size,), ("shard",))
-        _shard(backbone, self._mesh)
+        ranks = config.shard_ranks(world.size, world.local_size)
+        both = world.create_mesh((world.size // ranks, ranks), ("replicate", "shard"))
+        self._mesh, self._is_replicated = both["shard"], ranks < world.size
+        _shard(backbone, both if self._is_replicated else self._mesh)
         self._modules = [module for module in backbone.modules() if isinstance(module, FSDPModule)]
         for module in self._modules:
             hook_pre_forward(module, "all_gather")
@@ -60,6 +83,12 @@ class FSDPStrategy(Strategy):
         }
         self.parameters = [nn.Parameter(local(p.detach())) for p in self._sharded.values()]
         sum_sharded_gradients(backbone)
+
+    def forward(self, inputs: dict[str, Tensor], *, last: bool = True) -> Tensor:
+        if self._is_replicated:
+            for module in self._modules:
+                module.set_requires_all_reduce(last, recurse=False)
+        return super().forward(inputs)
 
     def gradients(self) -> list[Tensor]:
         for piece, sharded in zip(self.parameters, self._sharded.values(), strict=True):
