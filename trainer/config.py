@@ -82,6 +82,16 @@ class TrainConfig(FrozenConfig):
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
+    @model_validator(mode="after")
+    def _check_precision_of_strategy(self) -> "TrainConfig":
+        required = self.strategy.weight_precision
+        if required is not None and required != self.precision:
+            raise ValueError(
+                f"train.precision is {self.precision}, but train.strategy {self.strategy.label} "
+                f"requires {required}: set train.precision={required} or change the strategy"
+            )
+        return self
+
 
 class EvalConfig(FrozenConfig):
     every: Interval | None = Field(

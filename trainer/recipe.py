@@ -34,9 +34,6 @@ _MAX_ERRORS_SHOWN = 3
 # Keys of which a mapping sets only one.
 _ALTERNATIVES = (tuple(Duration.model_fields), ("name", "config"))
 
-# Settings of FSDP that are removed. With other values, a run cannot continue.
-_FSDP_DEFAULTS = {"reshard_after_forward": True, "param_dtype": "fp32", "reduce_dtype": "fp32"}
-
 # The name of the resolved recipe in a run's folder.
 STORED_NAME = "recipe.yaml"
 
@@ -138,12 +135,7 @@ def drop_removed_settings(tree: dict[str, Any]) -> None:
     for name in ("marginal_topk", "marginal_temperature"):
         evaluation.pop(name, None)
     (tree.get("telemetry") or {}).pop("peak_tflops", None)
-    train = tree.get("train") or {}
-    train.pop("profile", None)
-    strategy = train.get("strategy") or {}
-    for name, default in _FSDP_DEFAULTS.items():
-        if strategy.get(name) == default:
-            del strategy[name]
+    (tree.get("train") or {}).pop("profile", None)
 
 
 def build_recipe(

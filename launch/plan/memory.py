@@ -84,11 +84,11 @@ class BackboneShare:
         if sharding.gathers_blocks:
             # The weights outside the blocks, a block and the next one.
             *blocks, root = units
-            gathered += FLOAT32 * (root + sum(sorted(blocks)[-2:]))
+            gathered += sharding.param_bytes * (root + sum(sorted(blocks)[-2:]))
         elif sharding.weights:
-            gathered += FLOAT32 * sum(units)
+            gathered += sharding.param_bytes * sum(units)
         if sharding.weights and not bucket:  # gradients of a block, and their copy
-            gathered += 2 * FLOAT32 * max(units)
+            gathered += (sharding.param_bytes + sharding.reduce_bytes) * max(units)
         updated = piece if sharding.updates else whole
         weights = (piece if sharding.weights else whole) + sharding.copies_updates * updated
         gradients = piece if sharding.gradients else whole

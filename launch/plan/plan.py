@@ -111,6 +111,7 @@ def changes(plan: Plan) -> list[tuple[str, Plan]]:
     def planned(recipe: Recipe, request: PlanRequest) -> Plan:
         train, before = recipe.train, best.recipe.train
         is_same = train.activation_checkpointing == before.activation_checkpointing
+        is_same &= train.strategy.weight_precision == before.strategy.weight_precision
         return Plan(recipe, plan.machine, request, best.known if is_same else None)
 
     for what, section, changed in _candidates(plan):

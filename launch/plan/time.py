@@ -89,7 +89,8 @@ def _of_backbone(head: Head) -> list[Collective]:
     variance and count in forward, and of two sums in backward."""
     recipe, backbone, parts, passes = head.recipe, head.backbone, head.parts, _passes(head)
     sharding, shards = recipe.train.strategy.sharding, head.cluster.size("shard")
-    weights = gradients = FLOAT32 * sum(backbone.padded(shards if sharding.weights else 1))
+    numel = sum(backbone.padded(shards if sharding.weights else 1))
+    weights, gradients = sharding.param_bytes * numel, sharding.reduce_bytes * numel
     units = len(backbone.units) if sharding.gathers_blocks else 1
     # If only gradients are sharded, those of each micro-batch are summed at once.
     sums, updated = parts if sharding.gradients else 1, weights * sharding.updates
@@ -98,7 +99,7 @@ def _of_backbone(head: Head) -> list[Collective]:
         Collective("updated weights", "all_gather", "world", updated, "optimizer", 1, units),
     ]
     if sharding.weights:
-        again, piece = parts * sharding.gathers_blocks, gradients // shards
+        again, piece = parts * sharding.regathers, gradients // shards
         of_weights = [
             Collective("weights", "all_gather", "shard", weights, "forward", passes, units, True),
             Collective("weights", "all_gather", "shard", weights, "backward", again, units, True),

@@ -359,6 +359,11 @@ CASES: dict[str, dict[str, Any]] = {
         "head": {"weights": {"kind": "factored"}, "loss": {"kind": "quadratic"}, "bias": False}
     },
     "fsdp, texts": {"train__strategy": FSDP, "optimizer": ADAMW, "text": True},
+    "fsdp, bf16 weights": {
+        "train__strategy": {**FSDP, "param_dtype": "bf16"},
+        "train__precision": "bf16",
+        "text": True,
+    },
 } | {
     f"zero {stage}": {"train__strategy": {"kind": "deepspeed", "stage": stage}, "optimizer": ADAMW}
     for stage in (1, 3)

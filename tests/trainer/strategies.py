@@ -16,6 +16,7 @@ from trainer.step import compute_gradients
 STRATEGIES: list[dict[str, Any]] = [
     {"kind": "ddp"},
     {"kind": "fsdp"},
+    {"kind": "fsdp", "reshard_after_forward": False},
     *({"kind": "deepspeed", "stage": stage} for stage in (0, 1, 2, 3)),
     {"kind": "fsdp", "shard_group": 2},
 ]

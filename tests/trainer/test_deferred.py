@@ -75,6 +75,7 @@ CASES: list[dict[str, Any]] = [
     {**DDP, "train__micro_batches": 2, "head__logits": {"kind": "arcface", "scale": 8}},
     {**DDP, "train__precision": "fp16"},
     {"train__strategy": {"kind": "fsdp", "shard_group": 1}, "train__micro_batches": 2},
+    {"train__strategy": {"kind": "fsdp", "param_dtype": "bf16"}, "train__precision": "bf16"},
 ]
 
 

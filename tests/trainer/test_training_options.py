@@ -79,6 +79,13 @@ HALF_PRECISION = [
     for precision in ("bf16", "fp16")
     for strategy in ({"kind": "fsdp"}, {"kind": "deepspeed", "stage": 3})
 ]
+BF16_WEIGHTS = {"kind": "fsdp", "param_dtype": "bf16"}
+WITH_BF16_WEIGHTS = [
+    {"train__strategy": BF16_WEIGHTS},
+    {"train__strategy": BF16_WEIGHTS, "train__activation_checkpointing": True},
+    {"train__strategy": {**BF16_WEIGHTS, "reduce_dtype": "bf16", "shard_group": 1}},
+    {"train__strategy": BF16_WEIGHTS, "backbone__batch_norm": "frozen", "train__micro_batches": 2},
+]
 
 
 def test_half_precision_trains_float32_weights_under_every_strategy(glyphs):
@@ -88,6 +95,24 @@ def test_half_precision_trains_float32_weights_under_every_strategy(glyphs):
             np.testing.assert_allclose(losses, expected[0], rtol=3e-2, err_msg=str(case))
             assert losses != expected[0], case
             assert all(value.dtype != np.float16 for value in entries.values()), case
+
+
+def test_bf16_weights_give_the_results_of_autocast_up_to_rounding(glyphs):
+    """Under autocast, matrix products round their weights in the same way."""
+    cases = [{"train__precision": "bf16", **case} for case in WITH_BF16_WEIGHTS]
+    ranks = run_on_ranks(2, each, trained, glyphs, cases)
+    for number, case in enumerate(cases):
+        alone = {key: value for key, value in case.items() if key != "train__strategy"}
+        expected = trained(glyphs, alone)
+        for losses, entries in (rank[number] for rank in ranks):
+            np.testing.assert_allclose(losses, expected[0], rtol=1e-3, err_msg=str(case))
+            for name, value in entries.items():
+                assert value.dtype == expected[1][name].dtype, name
+                np.testing.assert_allclose(
+                    value, expected[1][name], rtol=0.02, atol=0.02, err_msg=f"{case} {name}"
+                )
+    for rank in ranks:
+        assert rank[0][0] == rank[1][0]  # with and without activation checkpointing
 
 
 def test_the_scale_does_not_change_the_gradients(glyphs):
@@ -151,6 +176,7 @@ AVERAGED = [
     for strategy in (
         {"kind": "ddp"},
         {"kind": "fsdp"},
+        {"kind": "fsdp", "reshard_after_forward": False},
         {"kind": "deepspeed", "stage": 1},
         {"kind": "deepspeed", "stage": 3},
     )

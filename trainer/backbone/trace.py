@@ -233,6 +233,11 @@ def trace_backbone(recipe: Recipe, *, rows: int, ranks: int, cuda: bool) -> Back
                 layer.__class__ = GroupBatchNorm
         apply_batch_norm_mode(backbone, mode, None)
         backbone.precision, backbone.channels_last = half, train.channels_last
+        if half is not None and ranks > 1 and train.strategy.weight_precision is not None:
+            for module in backbone.modules():
+                if not hasattr(module, "running_mean"):  # batch norm
+                    for parameter in module.parameters(recurse=False):
+                        parameter.data = parameter.data.to(half)
         inputs = _inputs(recipe, backbone, rows)
         recorder = Recorder([*backbone.parameters(), *backbone.buffers(), *inputs.values()])
         with recorder:

@@ -25,8 +25,9 @@ class Sharding(NamedTuple):
     gradients, and of what the optimizer updates (weights and moments). copies_updates: whether the
     updated piece is a second copy of the weights. bucket: how many gradients are copied at most to
     sum them; keeps_bucket: whether these copies persist between steps. gathers_blocks: whether
-    sharded weights are gathered block by block, and again in the backward pass, instead of all at
-    once.
+    sharded weights are gathered block by block, instead of all at once. regathers: whether the
+    backward pass gathers them again. param_bytes, reduce_bytes: bytes per gathered weight and per
+    summed gradient.
     """
 
     weights: bool = False
@@ -36,6 +37,9 @@ class Sharding(NamedTuple):
     bucket: int = 0
     keeps_bucket: bool = False
     gathers_blocks: bool = False
+    regathers: bool = False
+    param_bytes: int = 4
+    reduce_bytes: int = 4
 
 
 class StrategyKind(FrozenConfig, ABC):
@@ -60,6 +64,13 @@ class StrategyKind(FrozenConfig, ABC):
         """
         del local_size
         return size
+
+    @property
+    def weight_precision(self) -> str | None:
+        """The precision of the weights in the forward and backward passes, except for batch norm,
+        or None for float32. `train.precision` must have the same value.
+        """
+        return None
 
     @property
     def label(self) -> str:

@@ -3,6 +3,10 @@ time for the forward and backward passes.
 
 With `shard_group`, each group of ranks stores a full copy of the backbone (hybrid sharding, HSDP):
 weights are gathered within a group, and gradients are also summed over the groups.
+
+With `param_dtype: bf16`, the shards, the gradients that the optimizer reads and the moments remain
+float32. Each rank rounds its shard before it is gathered, so the forward and backward passes use
+bf16 weights.
 """
 
 from functools import partial
@@ -18,10 +22,13 @@ from torch.distributed.tensor import DTensor
 from heads.collectives import all_reduce_sum, hook_pre_forward
 from heads.dtensors import local, sharded_rows
 from heads.gradients import sum_sharded_gradients
+from trainer.backbone.batch_norm import BATCH_NORMS
 from trainer.backbone.blocks import large_tables, repeated_blocks
 from trainer.optimizers import tensors_of
 from trainer.strategies.base import Sharding, Strategy, StrategyKind
 from trainer.world import RankGroup, World, group_ranks
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class FSDP(StrategyKind):
@@ -30,16 +37,36 @@ class FSDP(StrategyKind):
     """
 
     kind: Literal["fsdp"] = "fsdp"
+    reshard_after_forward: bool = Field(
+        True,
+        description="whether to free the weights of a block after the forward pass and gather them "
+        "again in the backward pass",
+    )
+
     shard_group: RankGroup = Field(
         "world",
         description="number of ranks that share one copy of the backbone; with several groups, "
         "gradients are also summed over the groups",
     )
 
+    param_dtype: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="dtype in which weights are gathered and used; bf16 requires "
+        "train.precision=bf16 and does not apply to batch norm",
+    )
+    reduce_dtype: Literal["fp32", "bf16"] = Field(
+        "fp32", description="dtype in which gradients are summed over ranks"
+    )
+
     @property
     def label(self) -> str:
-        group = self.shard_group
-        return self.kind if group == "world" else f"{self.kind} (shard_group={group})"
+        changed = self.model_dump(exclude={"kind"}, exclude_defaults=True).items()
+        options = ", ".join(f"{key}={str(value).lower()}" for key, value in changed)
+        return f"{self.kind} ({options})" if options else self.kind
+
+    @property
+    def weight_precision(self) -> str | None:
+        return None if self.param_dtype == "fp32" else self.param_dtype
 
     def shard_ranks(self, size: int, local_size: int) -> int:
         key = "train.strategy.shard_group"
@@ -50,10 +77,22 @@ class FSDP(StrategyKind):
 
     @property
     def sharding(self) -> Sharding:
-        return Sharding(weights=True, gradients=True, updates=True, gathers_blocks=True)
+        return Sharding(
+            weights=True,
+            gradients=True,
+            updates=True,
+            gathers_blocks=self.reshard_after_forward,
+            regathers=self.reshard_after_forward,
+            param_bytes=_DTYPES[self.param_dtype].itemsize,
+            reduce_bytes=_DTYPES[self.reduce_dtype].itemsize,
+        )
 
     def smaller(self) -> StrategyKind | None:
-        return None if self.shard_group == "world" else FSDP()
+        if not self.reshard_after_forward:
+            return self.model_copy(update={"reshard_after_forward": True})
+        if self.shard_group != "world":
+            return self.model_copy(update={"shard_group": "world"})
+        return None
 
 
 class FSDPStrategy(Strategy):
@@ -74,10 +113,11 @@ class FSDPStrategy(Strategy):
         ranks = config.shard_ranks(world.size, world.local_size)
         both = world.create_mesh((world.size // ranks, ranks), ("replicate", "shard"))
         self._mesh, self._is_replicated = both["shard"], ranks < world.size
-        _shard(backbone, both if self._is_replicated else self._mesh)
+        _shard(backbone, config, both if self._is_replicated else self._mesh)
         self._modules = [module for module in backbone.modules() if isinstance(module, FSDPModule)]
         for module in self._modules:
-            hook_pre_forward(module, "all_gather")
+            if not isinstance(module, BATCH_NORMS):  # see `_shard`
+                hook_pre_forward(module, "all_gather")
         self._sharded = {  # fully_shard replaced the parameters
             name: p for name, p in backbone.named_parameters() if p.requires_grad
         }
@@ -143,11 +183,24 @@ class FSDPStrategy(Strategy):
             module.reshard()
 
 
-def _shard(backbone: nn.Module, mesh: DeviceMesh) -> None:
+def _shard(backbone: nn.Module, config: FSDP, mesh: DeviceMesh) -> None:
     """Apply `fully_shard` to the parts of a backbone (collective)."""
+    reduce_dtype = _DTYPES[config.reduce_dtype]
+    param_dtype = None if config.param_dtype == "fp32" else _DTYPES[config.param_dtype]
+    norms = [module for module in backbone.modules() if isinstance(module, BATCH_NORMS)]
+    if norms and param_dtype is not None:
+        # The weights and the statistics of batch norm must have the same dtype. They are small, so
+        # one unit for all layers, which remains gathered until backward, adds little traffic.
+        policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
+        fully_shard(norms, mesh=mesh, reshard_after_forward=False, mp_policy=policy)  # type: ignore[arg-type]
     # Autocast chooses the dtype of activations, so FSDP must not cast the inputs of blocks.
-    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
-    shard = partial(fully_shard, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+    policy = MixedPrecisionPolicy(param_dtype, reduce_dtype, cast_forward_inputs=False)
+    shard = partial(
+        fully_shard,
+        mesh=mesh,
+        reshard_after_forward=config.reshard_after_forward,
+        mp_policy=policy,
+    )
     encoder = backbone.get_submodule("encoder")
     for block in (*repeated_blocks(encoder), *large_tables(encoder)):
         if any(True for _ in block.parameters()):
