@@ -31,8 +31,8 @@ def serve(
         str,
         typer.Option(
             metavar="N|MIN:MAX",
-            help="number of processes, each with its own copy of the model; 1:4: one to four, "
-            "depending on the load",
+            help="number of processes, each with its own copy of the model; with Ray also 1:4: one "
+            "to four, depending on the load",
         ),
     ] = str(ServingConfig().replicas),
     no_tokens: Annotated[
@@ -57,14 +57,8 @@ def serve(
     ] = False,
     no_ray: Annotated[
         bool,
-        typer.Option("--no-ray", help="serve with uvicorn instead of Ray, in this process"),
+        typer.Option("--no-ray", help="serve with uvicorn instead of Ray"),
     ] = False,
-    workers: Annotated[
-        int,
-        typer.Option(
-            min=1, help="with --no-ray: number of processes, each with its own copy of the model"
-        ),
-    ] = 1,
     allow_import: AllowImport = None,
 ) -> None:
     """Serve a bundle over HTTP on this machine, with a web page at / and API docs at /docs.
@@ -74,14 +68,12 @@ def serve(
     least, most = replica_range(replicas)
     allowed = tuple(allow_import or ())
     config = build(ServingConfig, given, replicas=least, max_replicas=most, allow_imports=allowed)
-    if no_ray and (least, most) != (1, None):
-        raise ValueError("--replicas requires Ray: pass --workers instead")
+    if no_ray and most is not None:
+        raise ValueError(f"--replicas {replicas} requires Ray: pass one number, or omit --no-ray")
     if no_ray and config.high_throughput:
         raise ValueError("--high-throughput requires Ray: omit it, or --no-ray")
     if no_ray and print_config:
         raise ValueError("--print-config prints a config file for Ray: omit it, or --no-ray")
-    if not no_ray and workers > 1:
-        raise ValueError("--workers requires --no-ray: pass --replicas instead")
     if not no_ray and find_spec("ray") is None:
         raise ValueError(
             f"Ray is not installed: pass --no-ray, or install it with {install_command('ray')}"
@@ -105,11 +97,8 @@ def serve(
     if no_ray:
         from serving import on_uvicorn
 
-        server = (
-            on_uvicorn.running(bundle, config)
-            if workers == 1
-            else on_uvicorn.running_workers(bundle, config, workers)
-        )
+        run = on_uvicorn.running if least == 1 else on_uvicorn.running_workers
+        server = run(bundle, config)
     else:
         from serving import on_ray
 
