@@ -16,6 +16,7 @@ for fields whose options differ:
 """
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -114,6 +115,15 @@ def build(model: type[T], given: Mapping[str, Any], **supplied: Any) -> T:
         found = where.shown(first["input"])
         found = "nothing" if found == "" else found
         raise ValueError(f"Invalid value for '{where.names}': {message}, got {found}") from error
+
+
+def number_range(option: str, text: str) -> tuple[int, int]:
+    """Parse the value N or MIN:MAX of an option: `2` -> (2, 2), `1:4` -> (1, 4)."""
+    found = re.fullmatch(r"([1-9]\d*)(?::([1-9]\d*))?", text)
+    least, most = (0, 0) if found is None else (int(found[1]), int(found[2] or found[1]))
+    if not 1 <= least <= most:
+        raise ValueError(f"{option} is {text}: pass a number such as 2, or a range such as 1:4")
+    return least, most
 
 
 @dataclass(frozen=True)

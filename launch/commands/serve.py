@@ -1,7 +1,6 @@
 """`kway serve`: serves a bundle over HTTP on this machine until it receives a stop signal."""
 
 import os
-import re
 import shlex
 import sys
 from contextlib import ExitStack
@@ -13,7 +12,7 @@ import typer
 
 from data.extras import install_command
 from data.messages import printable
-from launch.options import AllowImport, Given, build, options_of, with_options
+from launch.options import AllowImport, Given, build, number_range, options_of, with_options
 from serving.addresses import with_free_ports
 from serving.config import LOOPBACK, ServingConfig
 from serving.tokens import Clients
@@ -65,10 +64,10 @@ def serve(
 
     Prints `ready` once it accepts requests, and runs until Ctrl-C.
     """
-    least, most = replica_range(replicas)
-    allowed = tuple(allow_import or ())
-    config = build(ServingConfig, given, replicas=least, max_replicas=most, allow_imports=allowed)
-    if no_ray and most is not None:
+    least, most = number_range("--replicas", replicas)
+    limits = {"replicas": least, "max_replicas": most if most > least else None}
+    config = build(ServingConfig, given, **limits, allow_imports=tuple(allow_import or ()))
+    if no_ray and most > least:
         raise ValueError(f"--replicas {replicas} requires Ray: pass one number, or omit --no-ray")
     if no_ray and config.high_throughput:
         raise ValueError("--high-throughput requires Ray: omit it, or --no-ray")
@@ -144,14 +143,6 @@ def check_tokens(file: Path) -> None:
         ) from error
     except ValueError as error:
         raise ValueError(f"--token-file: {error}") from error
-
-
-def replica_range(text: str) -> tuple[int, int | None]:
-    """Parse `2` -> (2, None), `1:4` -> (1, 4)."""
-    found = re.fullmatch(r"([1-9]\d{0,3})(?::([1-9]\d{0,3}))?", text)
-    if found is None or (found[2] and int(found[2]) < int(found[1])):
-        raise ValueError(f"--replicas {text!r}: pass a number such as 2, or a range such as 1:4")
-    return int(found[1]), int(found[2]) if found[2] else None
 
 
 def _curl_line(bundle: "Bundle", *, has_tokens: bool) -> str:
