@@ -188,26 +188,6 @@ def test_the_installed_command_exits_with_2_and_a_one_line_error():
     assert done.stderr.count("\n") == 1
 
 
-def test_kway_runs_exit_handlers_and_flushes_its_output_before_it_skips_the_shutdown():
-    code = (
-        "import atexit, sys, launch.main\n"
-        "from launch.__main__ import main\n"
-        "class Freed:\n"
-        "    def __del__(self): print('freed')\n"
-        "freed_at_shutdown = Freed()\n"
-        "def command():\n"
-        "    atexit.register(print, 'handler')\n"
-        "    print('output')\n"
-        "    sys.exit(75)\n"
-        "launch.main.main = command\n"
-        "main()\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120
-    )
-    assert (done.returncode, done.stdout) == (75, "output\nhandler\n"), done.stderr
-
-
 def processes_with(mark: str) -> list[psutil.Process]:
     """Return running processes that inherited the environment variable KWAY_TEST_MARK=mark."""
     found = []
