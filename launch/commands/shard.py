@@ -287,13 +287,17 @@ def index(
     from data.tars.indexing import index_shards
 
     started = time.monotonic()
+    splits = [text.partition("=") for text in split or []]
+    for parts in splits:
+        if not all(parts):
+            raise ValueError(f"--split {''.join(parts)}: pass NAME=GLOB, such as train=part-0*.tar")
     explained = nullcontext() if out is None else explain_write_errors(out, "--out")
     with connected(workers, ray), progress("indexing", "MB") as report, explained:
         indexed = index_shards(
             folder,
             out=out,
             classes=classes,
-            splits=[_named_glob(text) for text in split or []],
+            splits=[(name, glob) for name, _, glob in splits],
             sample=sample,
             label=label_from,
             label_field=label_field,
@@ -313,10 +317,3 @@ def index(
     if indexed.skipped is not None:
         print_skipped(indexed.skipped)
     print(printable(f"{out or folder}: {summary(indexed.manifest)}, {seconds_since(started)}"))
-
-
-def _named_glob(text: str) -> tuple[str, str]:
-    name, equals, glob = text.partition("=")
-    if not (name and equals and glob):
-        raise ValueError(f"--split {text}: pass NAME=GLOB, such as train=part-0*.tar")
-    return name, glob

@@ -6,7 +6,7 @@ Options, bounds and help come from the fields and the docstring of the class (`l
 import inspect
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -27,8 +27,6 @@ from launch.shard_runs import Workers, connected, print_skipped, summary
 from launch.terminal import progress, seconds_since
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from data.shards.writing.writer import Written
 
 
@@ -87,7 +85,12 @@ def _shard(
         )
         if (line := source.announcement()) is not None:
             print(printable(line), file=sys.stderr)
-        with_vectors = None if vectors is None else WithLabelVectors(source, vectors, _find)
+        with_vectors = None
+        if vectors is not None:
+            from heads.tree import load_label_vectors
+
+            find = partial(load_label_vectors, missing="zero")
+            with_vectors = WithLabelVectors(source, vectors, find)
         if not source.reads_first:
             _print_notes(source.notes())
             if with_vectors is not None:
@@ -121,12 +124,6 @@ def _shard(
                 print(printable(f"duplicates: {split}"))
         if any(split.in_training for split in found):
             print("to train without them, delete the copies in the input and pass another --out")
-
-
-def _find(file: Path, names: Sequence[str]) -> "tuple[np.ndarray, list[str]]":
-    from heads.tree import load_label_vectors
-
-    return load_label_vectors(file, names, missing="zero")
 
 
 def _print_notes(notes: Iterable[str]) -> None:

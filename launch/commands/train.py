@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from data.processes import handled_signals
-from launch.options import AllowImport, Given, build, options_of, with_options
-from launch.ranks.placement import Placement, contradicting_variables, parse_nodes
+from launch.options import AllowImport, Given, build, number_range, options_of, with_options
+from launch.ranks.placement import Placement, contradicting_variables
 from launch.shipped import OVERRIDES, RECIPE, shipped_recipes
 from launch.terminal import wide_console
 from trainer.process.exit_codes import BAD_INPUT, FAILED, INTERRUPTED, PREEMPTED
@@ -56,7 +56,7 @@ def train(
         if print_config:
             print(dump_recipe(resolved), end="")
             return
-        least, most = parse_nodes(nnodes)
+        least, most = number_range("--nnodes", nnodes)
         placement = build(
             Placement,
             given,
