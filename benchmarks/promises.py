@@ -44,7 +44,9 @@ def scores_of(
     trained = open_trained(run, world)
     task, head = trained.task.eval(), trained.task.head
     with open_split(shards, name) as split, torch.no_grad():
-        assert [one.name for one in split.classes] == [one.name for one in trained.manifest.classes]
+        assert [one.name for one in split.classes] == [
+            one.name for one in trained.data.manifest.classes
+        ]
         loader = EvalLoader(split, trained.recipe.data, batch=512)
         features = torch.cat([task.features(batch.inputs) for batch in loader])
         labels = torch.from_numpy(split.labels.astype(np.int64))

@@ -61,9 +61,8 @@ from serving.on_ray import variables
 from tests.serving import started
 from trainer.backbone.backbone import build_backbone
 from trainer.backbone.config import BackboneConfig
-from trainer.backbone.onnx_backbone import write_onnx
+from trainer.backbone.onnx_backbone import write_int8, write_onnx
 from trainer.backbone.precision import LowPrecision
-from trainer.backbone.quantization import write_int8
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.class_list import write_classes
 from trainer.bundle.row_file import header_of

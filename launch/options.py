@@ -16,6 +16,7 @@ for fields whose options differ:
 """
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -108,12 +109,21 @@ def build(model: type[T], given: Mapping[str, Any], **supplied: Any) -> T:
         message = str(raised) if isinstance(raised, Exception) else first["msg"]
         if where is None:
             raise ValueError(message) from error
-        if first["type"] == "string_pattern_mismatch":
+        if first["type"] in ("string_pattern_mismatch", "too_short"):
             # "memory of a pod, such as 6Gi; default: 4Gi"
             message = f"pass the {where.field.description or ''}".partition(";")[0]
-        raise ValueError(
-            f"Invalid value for '{where.names}': {message}, got {where.shown(first['input'])}"
-        ) from error
+        found = where.shown(first["input"])
+        found = "nothing" if found == "" else found
+        raise ValueError(f"Invalid value for '{where.names}': {message}, got {found}") from error
+
+
+def number_range(option: str, text: str) -> tuple[int, int]:
+    """Parse the value N or MIN:MAX of an option: `2` -> (2, 2), `1:4` -> (1, 4)."""
+    found = re.fullmatch(r"([1-9]\d*)(?::([1-9]\d*))?", text)
+    least, most = (0, 0) if found is None else (int(found[1]), int(found[2] or found[1]))
+    if not 1 <= least <= most:
+        raise ValueError(f"{option} is {text}: pass a number such as 2, or a range such as 1:4")
+    return least, most
 
 
 @dataclass(frozen=True)
@@ -137,14 +147,13 @@ class FieldOption:
         default: Any = inspect.Parameter.empty
         if not self.field.is_required():
             default = self.shown(self.field.get_default(call_default_factory=True))
-        kind: Any = str
+        is_repeated = self._kind in (dict, tuple)
+        kind: Any = list[str] if is_repeated else str
         if self._kind is bool:
             kind, default = bool, False if self._is_flag else default
-        elif self._kind is dict or (self._kind is tuple and isinstance(self.marker, Argument)):
-            kind = list[str]
         if kind is not bool and default is not inspect.Parameter.empty:
-            shown = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
-            default = shown if default not in (None, (), {}) else None
+            default = None if default in (None, "", {}) else str(default)
+            default = [default] if is_repeated and default is not None else default
         about: dict[str, Any] = {"help": self.field.description, "metavar": self._metavar}
         is_argument = isinstance(self.marker, Argument)
         info = typer.Argument(**about) if is_argument else typer.Option(self.names, **about)
@@ -158,15 +167,18 @@ class FieldOption:
             return self.marker.flag
         if self._kind is dict:
             return _pairs(self.names, given, self.marker.metavar or "NAME=VALUE")
-        if self._kind is tuple and isinstance(given, str):
-            return tuple(part.strip() for part in given.split(",") if part.strip())
+        if self._kind is tuple and not isinstance(self.marker, Argument):
+            parts = [part.strip() for text in given for part in text.split(",")]
+            return tuple(part for part in parts if part)
         if self.marker.unit != 1:
             with suppress(ValueError, OverflowError):  # pydantic rejects other texts and inf
                 return int(float(given) * self.marker.unit)
         return given
 
     def shown(self, value: Any) -> Any:
-        """Convert a value of the field to the unit used on the command line."""
+        """Convert a value of the field to its text or, with a unit, number on the command line."""
+        if isinstance(value, tuple):
+            return ",".join(map(str, value))
         is_scaled = self.marker.unit != 1 and isinstance(value, int | float)
         return value / self.marker.unit if is_scaled else value
 

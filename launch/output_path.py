@@ -12,7 +12,10 @@ def explain_write_errors(path: Path, option: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if not error.filename or not _is_about(path, str(error.filename)):
+        name = str(error.filename or "")
+        # Some commands first write to `<name>.part` in the same folder.
+        is_near = name.startswith((f"{path}/", f"{path}.")) or name == str(path)
+        if not name or not (is_near or Path(name) in path.parents):
             raise
         raise OSError(
             f"{path} cannot be written ({error.strerror}): choose another path with {option}"
@@ -37,9 +40,3 @@ def check_writable(path: Path, option: str) -> None:
     with explain_write_errors(path, option):
         trial.open("xb").close()
         trial.unlink()
-
-
-def _is_about(path: Path, name: str) -> bool:
-    # Some commands first write to `<name>.part` in the same folder.
-    is_near = name.startswith((f"{path}/", f"{path}."))
-    return is_near or name == str(path) or Path(name) in path.parents

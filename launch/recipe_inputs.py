@@ -19,19 +19,21 @@ def local_inputs(recipe: Recipe, file: Path) -> Iterator[tuple[Path, str]]:
     The commands come from the comments of the recipe's `file`. By default, they are `kway shard
     SOURCE` and `kway tokenizer` with the recipe's shards.
     """
-    comments = file.read_text(encoding="utf-8")
-    for address in recipe.data.addresses:
-        if not is_url(address):
-            command = _command_in(comments, address) or kway_command(
-                "shard", "SOURCE", "-o", address
-            )
-            yield Path(address) / MANIFEST, command
-    text = recipe.data.text
+    comments, text = file.read_text(encoding="utf-8"), recipe.data.text
+    inputs = {
+        folder: (Path(folder) / MANIFEST, ("shard", "SOURCE"))
+        for folder in recipe.data.addresses
+        if not is_url(folder)
+    }
     if text is not None and not text.tokenizer.startswith(HUB):
-        command = _command_in(comments, text.tokenizer) or kway_command(
-            "tokenizer", recipe.data.shards, "-o", text.tokenizer
-        )
-        yield Path(text.tokenizer), command
+        inputs[text.tokenizer] = Path(text.tokenizer), ("tokenizer", str(recipe.data.shards))
+    for folder, (path, words) in inputs.items():
+        # Users copy the command to a shell, and the recipe may come from someone else. A command
+        # with characters that could start another program is therefore not used.
+        out, harmless = re.escape(shlex.quote(folder)), r"[\w .…/*,=+-]*"
+        command = rf"^# +(kway (?:shard|tokenizer) {harmless}-o {out}(?: {harmless})?)$"
+        found = re.search(command, comments, re.MULTILINE)
+        yield path, found[1] if found else kway_command(*words, "-o", folder)
 
 
 def check_inputs(recipe: Recipe, file: Path) -> None:
@@ -43,15 +45,3 @@ def check_inputs(recipe: Recipe, file: Path) -> None:
     ]
     if missing:
         raise FileNotFoundError("; ".join(missing))
-
-
-def _command_in(comments: str, folder: str) -> str | None:
-    """Return the command in a recipe's comments that writes to `folder`.
-
-    Users copy it to a shell, and the recipe may come from someone else. A command with characters
-    that could start another program is therefore not used.
-    """
-    out, harmless = re.escape(shlex.quote(folder)), r"[\w .…/*,=+-]*"
-    command = rf"^# +(kway (?:shard|tokenizer) {harmless}-o {out}(?: {harmless})?)$"
-    found = re.search(command, comments, re.MULTILINE)
-    return found[1] if found else None

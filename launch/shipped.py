@@ -2,6 +2,8 @@
 
 import difflib
 import os
+from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,13 @@ RECIPES = Path(__file__).parent / "recipes"
 
 def shipped_recipes() -> dict[str, str]:
     """Map the name of each shipped recipe to the first sentence of its header comment."""
-    return {path.stem: _first_sentence(path) for path in sorted(RECIPES.glob("*.yaml"))}
+    sentences = {}
+    for path in sorted(RECIPES.glob("*.yaml")):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        paragraph = takewhile(lambda line: line.strip("# "), lines)
+        header = " ".join(line.lstrip("# ") for line in paragraph)
+        sentences[path.stem] = header.partition(". ")[0].rstrip(".")
+    return sentences
 
 
 def find_recipe(text: str) -> Path:
@@ -22,8 +30,9 @@ def find_recipe(text: str) -> Path:
     contains a folder is returned unchanged.
     """
     path = Path(text)
-    if path.name != text or _exists(path):
-        return path
+    with suppress(OSError):  # the current folder is not accessible, or the name is too long
+        if path.name != text or path.is_file():
+            return path
     names = [recipe.stem for recipe in sorted(RECIPES.glob("*.yaml"))]
     name = text.removesuffix(".yaml")
     if name in names:
@@ -37,13 +46,6 @@ def find_recipe(text: str) -> Path:
     )
 
 
-def _exists(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # the current folder is not accessible, or the name is too long for a file
-        return False
-
-
 # These annotate the parameters of a command, which receives the path and the overrides.
 RECIPE: Any = typer.Argument(
     metavar="RECIPE",
@@ -53,9 +55,3 @@ RECIPE: Any = typer.Argument(
 OVERRIDES: Any = typer.Argument(
     metavar="KEY=VALUE", help="recipe overrides, such as optimizer.lr=0.4"
 )
-
-
-def _first_sentence(path: Path) -> str:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    paragraph = lines[: next(i for i, line in enumerate(lines) if line.strip("# ") == "")]
-    return " ".join(line.lstrip("# ") for line in paragraph).partition(". ")[0].rstrip(".")

@@ -90,7 +90,7 @@ def make_query(
         raise ValueError("recall and threshold are both set. Pass only one of them")
     if threshold is not None and not math.isfinite(threshold):
         raise ValueError(f"threshold is {threshold}. Pass a finite number")
-    class_ids = tuple(bundle.class_id(name_or_id) for name_or_id in classes)
+    class_ids = tuple(bundle.classes.id_of(name_or_id) for name_or_id in classes)
     overrides = overrides or {}
     measured = [class_id for class_id in class_ids if class_id not in overrides]
     if recall is not None and (measured or not class_ids):

@@ -20,9 +20,8 @@ from data.loading.inputs import pad_tokens
 from data.text.tokenizer import Tokenizer
 from serving.answer import Query, answer
 from serving.schemas import Answer
-from trainer.backbone.folding import fold_batch_norms
 from trainer.backbone.onnx_backbone import OnnxBackbone
-from trainer.backbone.precision import check_device, onnx_is_installed
+from trainer.backbone.precision import check_device, fold_batch_norms, onnx_is_installed
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.spec import ONNX
 

@@ -142,14 +142,14 @@ def running(
 
 @contextmanager
 def running_workers(
-    bundle: Path, config: ServingConfig, workers: int
+    bundle: Path, config: ServingConfig
 ) -> Iterator[tuple[Addresses, Callable[[], None]]]:
-    """Serve the bundle in `workers` processes. Yields the addresses once one of them is ready, and
-    a function that replaces workers that have exited. At the end, waits for requests in progress.
+    """Serve the bundle in `config.replicas` processes, which share the threads. Yields the
+    addresses once one of them is ready, and a function that replaces workers that have exited. At
+    the end, waits for requests in progress.
 
     Raises ChildProcessError if a worker exits before one is ready.
     """
-    config = config.model_copy(update={"replicas": workers})  # which share the threads
     spawn = multiprocessing.get_context("spawn")
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     address = (config.host, config.port)
@@ -174,7 +174,7 @@ def running_workers(
                 add_worker()
 
         try:
-            for _ in range(workers):
+            for _ in range(config.replicas):
                 add_worker()
             addresses = Addresses.of(config)
             is_ready = False

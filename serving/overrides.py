@@ -37,7 +37,7 @@ def read_overrides(file: Path, bundle: Bundle) -> dict[int, float]:
                 if len(row) != len(_COLUMNS):
                     raise ValueError(f"{len(row)} columns instead of {len(_COLUMNS)}")
                 name, threshold = row
-                class_id = bundle.class_id(name)
+                class_id = bundle.classes.id_of(name)
                 if class_id in found:
                     raise ValueError(f"class {name!r} occurs twice")
                 found[class_id] = float(threshold)

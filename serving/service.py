@@ -209,7 +209,7 @@ class Service:
 
     def _make_query(self, classes: Sequence[str | int], rule: Rule) -> Query:
         try:
-            class_ids = [self.model.bundle.class_id(name_or_id) for name_or_id in classes]
+            class_ids = [self.model.bundle.classes.id_of(name_or_id) for name_or_id in classes]
         except ValueError as error:
             raise ApiError(404, "unknown_class", str(error)) from error
         try:

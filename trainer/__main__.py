@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
             class_group=recipe.train.class_group,
             timeout_seconds=recipe.train.timeout_seconds,
         ) as world:
-            train(recipe, world, dry_run=options.dry_run)
+            train(recipe, world)
     except Preempted as stopped:
         if os.environ.get("RANK", "0") == "0":
             print(stopped, file=sys.stderr, flush=True)
@@ -80,11 +80,6 @@ def _parser() -> argparse.ArgumentParser:
         "--world-size",
         metavar="N|MIN:MAX",
         help="required number of ranks; the run fails if the actual number differs",
-    )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="stop before the first step without writing any files",
     )
     parser.add_argument(
         "--allow-import",

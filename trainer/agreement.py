@@ -22,7 +22,7 @@ import torch
 from torch.distributed import Work
 
 from data.loading.batch import Batch
-from heads.collectives import all_gather_equal, hooked
+from heads.collectives import all_gather_equal, all_gather_rows, hooked
 from trainer.process.signals import STOP_SIGNALS
 from trainer.world import World
 
@@ -58,9 +58,8 @@ def agree(
     stops, counts, busy = torch.stack(parts).T.tolist()
     bad: list[int] = []
     if any(counts):
-        padded = torch.tensor(mine + [0] * int(max(counts) - len(mine)))
-        lists = [part.tolist() for part in all_gather_equal(padded, group)]
-        bad = [i for one, count in zip(lists, counts, strict=True) for i in one[: int(count)]]
+        own = torch.tensor(mine, dtype=torch.int64)
+        bad = all_gather_rows(own, [int(count) for count in counts], group).tolist()
     return Agreed(_NAMES[int(max(stops))], bad, busy)
 
 

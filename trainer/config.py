@@ -29,19 +29,6 @@ class EmaConfig(FrozenConfig):
     )
 
 
-class ProfileConfig(FrozenConfig):
-    """Steps that torch's profiler traces.
-
-    Each rank writes a Chrome trace, `profile-rank*.json.gz`, to the run folder. The first steps of
-    a process are slower than the others, so `first_step` is counted from the start of the process.
-    """
-
-    first_step: int = Field(
-        10, ge=2, description="first traced step, counted from the start of the process"
-    )
-    num_steps: int = Field(3, gt=0, le=100, description="number of traced steps")
-
-
 class TrainConfig(FrozenConfig):
     duration: Duration = Duration(epochs=1)
     global_batch: int = Field(
@@ -94,7 +81,6 @@ class TrainConfig(FrozenConfig):
         "fails",
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    profile: ProfileConfig | None = None
 
     @model_validator(mode="after")
     def _check_precision_of_strategy(self) -> "TrainConfig":

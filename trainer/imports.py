@@ -11,7 +11,7 @@ import inspect
 import pkgutil
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeGuard
 
@@ -46,43 +46,28 @@ def is_import_path(kind: object) -> TypeGuard[str]:
     return isinstance(kind, str) and ":" in kind
 
 
-def import_paths(tree: object) -> dict[str, str]:
-    """Return the import paths in a recipe, or in its mappings, by component key. Nothing is
-    imported.
+def import_paths(tree: dict[str, Any]) -> dict[str, str]:
+    """Return the import paths in a recipe's mappings, by component key. Nothing is imported."""
+    return {key: parent[name]["kind"] for key, parent, name in imported_components(tree)}
+
+
+def imported_components(tree: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the key of each component with an import path, the mapping or list that contains it,
+    and its name or index there.
     """
-    keys = []
-    for key in COMPONENTS:
-        name, starred, _ = key.partition(".*")
-        entries = at_key(tree, name)
-        if not starred:
-            keys.append(key)
-        elif isinstance(entries, list | tuple):
-            keys += [f"{name}.{index}" for index in range(len(entries))]
-    kinds = {key: at_key(tree, f"{key}.kind") for key in keys}
-    return {key: kind for key, kind in kinds.items() if is_import_path(kind)}
-
-
-def at_key(tree: Any, key: str) -> Any:
-    """Return the value at a dotted key in a recipe or its mappings, or None if the key is
-    missing.
-    """
-    for part in key.split("."):
-        match tree:
-            case dict():
-                tree = tree.get(part)
-            case list() | tuple():
-                tree = tree[int(part)] if part.isdecimal() and int(part) < len(tree) else None
-            case _:
-                tree = getattr(tree, part, None)
-    return tree
-
-
-def with_component(tree: Any, key: str, component: Any) -> Any:
-    """Return a recipe's mappings with the value at `key` replaced by `component`."""
-    if isinstance(tree, list):
-        return [component if str(index) == key else each for index, each in enumerate(tree)]
-    first, _, rest = key.partition(".")
-    return {**tree, first: with_component(tree[first], rest, component) if rest else component}
+    for pattern in COMPONENTS:
+        *above, last = pattern.split(".")
+        parent: Any = tree
+        for part in above:
+            parent = parent.get(part) if isinstance(parent, dict) else None
+        places: Iterable[tuple[Any, Any]] = ()
+        if isinstance(parent, list) and last == "*":
+            places = enumerate(parent)
+        elif isinstance(parent, dict):
+            places = [(last, parent.get(last))]
+        for name, options in places:
+            if isinstance(options, dict) and is_import_path(options.get("kind")):
+                yield ".".join([*above, str(name)]), parent, name
 
 
 def check_allowed(paths: Mapping[str, str], allowed: Collection[str], origin: str) -> None:

@@ -5,6 +5,7 @@ Mappings are merged recursively, but a mapping is replaced if its `kind` changes
 a backbone or a duration by another key. Environment variables are not read.
 """
 
+import copy
 import difflib
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -20,14 +21,13 @@ from data.retry import retried
 from trainer.config import Duration, Recipe
 from trainer.imports import (
     COMPONENTS,
-    at_key,
     check_allowed,
     import_component,
     import_paths,
     imported_backbone,
+    imported_components,
     is_import_path,
     options_of,
-    with_component,
 )
 
 _MAX_ERRORS_SHOWN = 3
@@ -135,6 +135,7 @@ def drop_removed_settings(tree: dict[str, Any]) -> None:
     for name in ("marginal_topk", "marginal_temperature"):
         evaluation.pop(name, None)
     (tree.get("telemetry") or {}).pop("peak_tflops", None)
+    (tree.get("train") or {}).pop("profile", None)
 
 
 def build_recipe(
@@ -142,12 +143,10 @@ def build_recipe(
 ) -> Recipe:
     """Build a recipe from plain mappings. Error messages start with `origin`. Only import paths in
     `allow_imports` are imported."""
-    paths = import_paths(tree)
-    check_allowed(paths, allow_imports, origin)
-    for key in paths:
-        options = at_key(tree, key)
-        if isinstance(options, dict):  # otherwise it is already imported
-            tree = with_component(tree, key, make_component(options, key=key, origin=origin))
+    check_allowed(import_paths(tree), allow_imports, origin)
+    tree = copy.deepcopy(tree)
+    for key, parent, name in imported_components(tree):
+        parent[name] = make_component(parent[name], key=key, origin=origin)
     try:
         return Recipe.model_validate(_with_default_kinds(tree, Recipe))
     except ValidationError as error:

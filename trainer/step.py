@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -88,13 +88,6 @@ class Gradients:
     part_weights: Tensor | None = None
 
 
-class Event(Protocol):
-    """The part of `torch.cuda.Event` that a host needs in order to wait."""
-
-    def query(self) -> bool:
-        """Return whether the device has completed all work recorded by the event."""
-
-
 class StepNumbers:
     """The numbers of a step, which are copied to the host without waiting.
 
@@ -102,7 +95,7 @@ class StepNumbers:
     one. `event` completes when the copy is complete; it is None if the tensors are on the CPU.
     """
 
-    event: Event | None = None
+    event: torch.cuda.Event | None = None
 
     def __init__(
         self,
@@ -155,17 +148,13 @@ class StepNumbers:
 # ---------------------------------------------------------------- a step
 
 
-def _no_check() -> None:
-    """The default `check`: never raises an error."""
-
-
 def take_step(
     task: Task,
     batch: Batch,
     rate_factor: float,
     *,
     step: int,
-    check: Callable[[], None] = _no_check,
+    check: Callable[[], None] = lambda: None,
 ) -> StepNumbers:
     """Take a step at `rate_factor` times the peak learning rates (collective).
 
@@ -227,7 +216,7 @@ def read_numbers(
     taken: StepNumbers,
     *,
     explains: bool = True,
-    check: Callable[[], None] = _no_check,
+    check: Callable[[], None] = lambda: None,
 ) -> Numbers:
     """Return the numbers of a step. Waits for the device if the step was deferred; see
     `StepNumbers.wait` for `check`.

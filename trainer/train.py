@@ -7,10 +7,8 @@ implements each part; `trainer/step.py` is one step.
 import gc
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
-from torch.profiler import profile, schedule
 
 from data.images.jpeg_crop import whole_images_notice
 from data.loading.batch import Batch, Cursor
@@ -18,12 +16,11 @@ from data.loading.loader import EndlessLoader
 from data.loading.stream import Stream
 from heads.collectives import collective_hook
 from trainer.agreement import Agreed, Agreement, agree
-from trainer.backbone.compatibility import check_modality, tokenizer_digest
+from trainer.backbone.compatibility import check_modality
 from trainer.checkpoints import CheckpointWriter
 from trainer.checkpoints.entries import training_entries
-from trainer.checkpoints.folders import step_of
-from trainer.config import Duration, ProfileConfig, Recipe
-from trainer.evaluation import EvaluationStopped, evaluate_split, save_evaluation
+from trainer.config import Duration, Recipe
+from trainer.evaluation import evaluate_split, save_evaluation
 from trainer.faults import Watchdog
 from trainer.process.signals import Preempted, StopSignals
 from trainer.run.folder import RunFolder
@@ -34,18 +31,16 @@ from trainer.step import StepNumbers, read_numbers, take_step
 from trainer.task import Task
 from trainer.telemetry.jsonl import log_skipped_step, trim_logs
 from trainer.telemetry.phases import Phases
-from trainer.telemetry.telemetry import Telemetry, check_telemetry
+from trainer.telemetry.telemetry import Telemetry
 from trainer.world import World
 
 # A file server keeps the lock of a machine that was lost until its lease expires: 90 s for NFSv4.
 _LEASE_SECONDS = 120
 
 
-def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
+def train(recipe: Recipe, world: World) -> None:
     """Run a recipe's training to completion, resuming from the run's newest checkpoint if there is
     one (collective).
-
-    A dry run stops before the first step and writes nothing; a signal stops it immediately.
 
     Raises ValueError or OSError for problems that the user can fix; FloatingPointError on every
     rank if the loss or the gradients are not finite in more than `train.max_skipped_steps` steps,
@@ -55,15 +50,11 @@ def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
     with ExitStack() as opened:
         # -------------------------------------------------------------- folder and process
         folder = RunFolder(recipe.run)
-        if dry_run:
-            folder.check_writable()
-        elif world.is_main:
+        if world.is_main:
             # The other ranks wait in a collective, which must not time out.
             seconds = min(_LEASE_SECONDS, recipe.train.timeout_seconds / 2)
             opened.enter_context(folder.locked(wait_seconds=seconds))
-        stop = StopSignals()
-        if not dry_run:
-            opened.enter_context(stop)
+        stop = opened.enter_context(StopSignals())
         phases = Phases(world.device)
         timeout = recipe.train.timeout_seconds
         watchdog = opened.enter_context(Watchdog(world, timeout_seconds=timeout, phases=phases))
@@ -83,7 +74,7 @@ def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
         # -------------------------------------------------------------- model
         task = data.build_task(recipe, world, phases)
         opened.callback(task.close)
-        check_modality(recipe, manifest, task.backbone)
+        check_modality(recipe, manifest, data.tokenizer, task.backbone)
         task.start_training()
         torch.manual_seed(recipe.seed + world.rank)  # dropout differs between ranks
         torch.set_float32_matmul_precision("high" if recipe.train.tf32 else "highest")
@@ -96,20 +87,10 @@ def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
             cursor=Cursor(recipe.seed),
             tree=task.head.tree_digest(),
             data=data.training.digest(),
-            tokenizer=tokenizer_digest(recipe),
+            tokenizer=data.tokenizer_digest(),
             origin=provenance(recipe, evaluated_on=evaluated_on),
         )
         state, notices = resume(folder, task, start, world, length=length)
-        introduction = _introduction(task, data, state.step, num_steps)
-        if dry_run:
-            check_telemetry(recipe.telemetry, world)
-            with data.open_loader(recipe, world, state.cursor) as batches:
-                next(batches)  # this rank's share of the first global batch
-            world.barrier()
-            if world.is_main:
-                lines = [notice.line for notice in notices]
-                print(*lines, f"dry run passed: {introduction}", sep="\n", flush=True)
-            return
         if world.is_main:
             trim_logs(folder.path, state.step)
             folder.write(recipe)
@@ -130,10 +111,6 @@ def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
                 skipped_steps=state.skipped,
             )
         )
-        profiler = None
-        if recipe.train.profile is not None:
-            trace = folder.path / f"profile-rank{world.rank}.json.gz"
-            profiler = opened.enter_context(step_profiler(recipe.train.profile, trace))
         keep_every = recipe.checkpoint.keep_every
         writer = opened.enter_context(
             CheckpointWriter(
@@ -160,10 +137,10 @@ def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
             writer=writer,
             state=state,
             saved_step=state.step,
-            profiler=profiler,
         )
         for notice in notices:
-            telemetry.event(notice.event, state.step, notice.line, **notice.values)
+            telemetry.report(notice)
+        introduction = _introduction(task, data, state.step, num_steps)
         telemetry.event("start", state.step, introduction, world_size=world.size)
         if isinstance(data.training, Stream):
             telemetry.print_line(data.training.notice())
@@ -225,8 +202,6 @@ def take_steps(run: "Run", num_steps: int) -> None:
             )
             factor = recipe.schedule.rate_factor(step - 1, length)
             numbers = take_step(task, batch, factor, step=step, check=agreement.check)
-            if run.profiler is not None:
-                run.profiler.step()
             if launched is not None:
                 previous, launched = launched, None
                 run.complete(previous)
@@ -291,7 +266,6 @@ class Run:
     state: TrainState
     saved_step: int | None
     best: float | None = None
-    profiler: profile | None = None
 
     def ends_at(self, step: int, interval: Duration | None) -> bool:
         """Return whether an interval ends at `step`."""
@@ -354,8 +328,9 @@ class Run:
         """Evaluate the model, or its moving averages, on the evaluation split (collective)."""
         task, best = self.task, self.task.recipe.checkpoint.keep_best
 
-        def stop_signal() -> str | None:
-            return agree(task.world, stop=self.stop.received).stop
+        def check() -> None:
+            if (signal_name := agree(task.world, stop=self.stop.received).stop) is not None:
+                raise Preempted(signal_name)
 
         try:
             with task.phases("evaluation"), task.averaged():
@@ -366,11 +341,11 @@ class Run:
                     label_vectors=self.data.label_vectors,
                     # Parsing it again would create a second class list in memory.
                     manifest=self.data.manifest,
-                    should_stop=lambda: stop_signal() is not None,
+                    check=check,
                 )
-        except EvaluationStopped:
-            self.stop_if_requested(stop_signal())
-            raise  # no rank received a signal
+        except Preempted as stopped:
+            self.stop_if_requested(stopped.signal_name)
+            raise
         step, found = self.state.step, result.metrics
         if task.world.is_main:
             save_evaluation(RunFolder(task.recipe.run).evaluations, result, step=step)
@@ -418,21 +393,5 @@ class Run:
 
     def _report_saves(self) -> None:
         """Report the checkpoints that were committed and those that could not be written."""
-        for path in self.writer.committed():
-            step = step_of(path) or 0
-            self.telemetry.event("checkpoint", step, f"checkpoint {path}", folder=str(path))
-        for failure in self.writer.failures():
-            name = "lost_checkpoint" if failure.is_lost else "kept_checkpoints"
-            self.telemetry.event(name, failure.step, failure.reason, reason=failure.reason)
-
-
-def step_profiler(config: ProfileConfig, trace: Path) -> profile:
-    """Return torch's profiler of the steps that `config` selects, which writes the file `trace`.
-    Call its method `step` after every step."""
-    return profile(
-        # The profiler warms up in the step before the first one that it records.
-        schedule=schedule(
-            skip_first=config.first_step - 2, wait=0, warmup=1, active=config.num_steps, repeat=1
-        ),
-        on_trace_ready=lambda done: done.export_chrome_trace(str(trace)),
-    )
+        for event in self.writer.events():
+            self.telemetry.report(event)

@@ -10,7 +10,7 @@ import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Annotated, Literal, NoReturn
 
@@ -85,7 +85,12 @@ class World:
 
     def create_mesh(self, shape: tuple[int, int], axes: tuple[str, str]) -> DeviceMesh:
         """Return a mesh over all ranks, row by row (collective)."""
-        return _create_mesh(self.device, shape, axes, self.timeout)
+        mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=axes)
+        for group in mesh.get_all_groups():
+            if self.timeout is not None:  # otherwise the groups keep torch's default timeout
+                dist.distributed_c10d._set_pg_timeout(self.timeout, group)
+            _connect(group, self.device)
+        return mesh
 
     def new_store(self) -> dist.Store:
         """Return an empty store that all ranks share (collective). Reading it has no time limit.
@@ -147,7 +152,7 @@ def open_world(
             ("LOCAL_WORLD_SIZE", "1"),
         )
     )
-    shape = mesh_shape(class_group, size=size, local_size=local_size)
+    ranks = group_ranks(class_group, key="train.class_group", size=size, local_size=local_size)
     chosen = _device(device, local_rank)
     # The number of threads affects the rounding of sums. Results are not bitwise identical after
     # resuming with a different number of threads.
@@ -171,24 +176,16 @@ def open_world(
     groups = dist.PrefixStore("default_pg", store)
     dist.init_process_group(backend, store=groups, rank=rank, world_size=size, timeout=timeout)
     _connect(dist.group.WORLD, chosen)
-    mesh = _create_mesh(chosen, shape, ("data", "class"), timeout)
+    world = World(
+        rank, size, local_rank, local_size, chosen, mesh=None, timeout=timeout, store=store
+    )
+    mesh = world.create_mesh((size // ranks, ranks), ("data", "class"))
     agreement = dist.new_group(timeout=timeout, backend="gloo", group_desc="agreement")
-    yield World(rank, size, local_rank, local_size, chosen, mesh, agreement, timeout, store)
+    yield replace(world, mesh=mesh, agreement_group=agreement)
     # Destroying a group while objects still refer to it sometimes aborts the process. After an
     # error, the traceback refers to such objects, so the group is not destroyed (no `finally`).
     gc.collect()
     dist.destroy_process_group()
-
-
-def _create_mesh(
-    device: torch.device, shape: tuple[int, int], axes: tuple[str, str], timeout: timedelta | None
-) -> DeviceMesh:
-    mesh = init_device_mesh(device.type, shape, mesh_dim_names=axes)
-    for group in mesh.get_all_groups():
-        if timeout is not None:  # otherwise the groups keep torch's default timeout
-            dist.distributed_c10d._set_pg_timeout(timeout, group)
-        _connect(group, device)
-    return mesh
 
 
 def _connect(group: ProcessGroup | None, device: torch.device) -> None:
@@ -196,14 +193,6 @@ def _connect(group: ProcessGroup | None, device: torch.device) -> None:
     appear before the model is built and the first step is not slower (collective).
     """
     dist.all_reduce(torch.zeros(1, device=device), group=group)
-
-
-def mesh_shape(class_group: RankGroup, *, size: int, local_size: int) -> tuple[int, int]:
-    """Return the number of ranks along `data` and along `class`. Raises ValueError if the class
-    group size does not divide the number of ranks.
-    """
-    ranks = group_ranks(class_group, key="train.class_group", size=size, local_size=local_size)
-    return size // ranks, ranks
 
 
 def group_ranks(group: RankGroup, *, key: str, size: int, local_size: int) -> int:

@@ -18,7 +18,7 @@ from launch.terminal import table_cell
 
 if TYPE_CHECKING:
     from trainer.evaluation import Evaluation
-    from trainer.evaluation.run_evaluation import EvaluationRequest
+    from trainer.evaluation.__main__ import EvaluationRequest
 
 
 def evaluate(
@@ -53,8 +53,8 @@ def evaluate(
     """Evaluate a run's newest checkpoint on its recipe's evaluation split."""
     from data.shards.mixture import load_manifest
     from trainer.evaluation import load_evaluation
-    from trainer.evaluation.class_table import ClassTable, write_csv
-    from trainer.evaluation.run_evaluation import EvaluationRequest
+    from trainer.evaluation.__main__ import EvaluationRequest
+    from trainer.evaluation.saved import ClassTable, write_csv
 
     wanted = EvaluationRequest(
         run, checkpoint, split, tuple(settings or ()), tuple(allow_import or ())

@@ -45,14 +45,15 @@ def import_model(
     check_new(out, force=force)
     from transformers.utils import logging
 
-    from trainer.importing.classifier import ImportOptions, import_classifier
+    from trainer.importing.classifier import import_classifier
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
 
-    options = ImportOptions(class_names, max_length, onnx, force)
     with explain_write_errors(out, "--out"):
-        found = import_classifier(source, out, options)
+        found = import_classifier(
+            source, out, class_names=class_names, max_length=max_length, onnx=onnx, force=force
+        )
     print(printable(f"{source}: {found.architecture}, {found.num_classes:,} classes"))
     print(f"largest difference of a logit: {found.difference:.1e} of the largest logit")
     if found.num_renamed:

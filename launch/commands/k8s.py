@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from launch.commands.serve import check_tokens, replica_range
+from launch.commands.serve import check_tokens
 from launch.kubernetes.kustomize import Settings
 from launch.kubernetes.serving import Server
-from launch.options import AllowImport, Given, build, options_of, with_options
+from launch.options import AllowImport, Given, build, number_range, options_of, with_options
 from launch.shipped import OVERRIDES, RECIPE
 
 app = typer.Typer(help="Create manifests for a Kubernetes cluster.", no_args_is_help=True)
@@ -71,9 +71,10 @@ def serving(
 
     kustomize_command()
     allowed = tuple(allow_import or ())
-    least, most = replica_range(replicas)
     settings = build(Settings, {name: given.pop(name) for name in _SETTINGS if name in given})
-    server = build(Server, given, replicas=(least, most or least), allow_imports=allowed)
+    server = build(
+        Server, given, replicas=number_range("--replicas", replicas), allow_imports=allowed
+    )
     if server.token_file is not None:
         check_tokens(server.token_file)
     with Bundle.open(server.bundle) as opened:

@@ -10,8 +10,6 @@ from launch.terminal import wide_console
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
-    from heads.losses import Loss
-
 
 _WIDE_COLUMNS = 140  # minimum width of a terminal that shows the statistics, too
 _LEGEND = (
@@ -42,7 +40,9 @@ def losses() -> None:
         tiles = "no" if loss.tile is None else "yes"
         if loss.tile is None:
             conditions.append(f"{kind} does not support tiles, because {loss.without_tile}.")
-        cells = (kind, aligned, tiles, loss.paper, _options(loss_class), loss.statistic)
+        fields = loss_class.option_fields().items()
+        options = ", ".join(f"{name}={_default(field)}" for name, field in fields)
+        cells = (kind, aligned, tiles, loss.paper, options, loss.statistic)
         table.add_row(*map(Text, cells))
     console = wide_console(1_000)
     if console.width < _WIDE_COLUMNS:
@@ -52,13 +52,8 @@ def losses() -> None:
         console.print(Text(line))
 
 
-def _options(loss: type["Loss"]) -> str:
-    """Format options as `name=default`, as in a recipe, and explain null defaults."""
-    fields = loss.option_fields().items()
-    return ", ".join(f"{name}={_default(field)}" for name, field in fields)
-
-
 def _default(field: "FieldInfo") -> str:
+    """Format the default of an option as in a recipe, and explain null."""
     if field.default is not None:
         return str(field.default)
     _, _, meaning = (field.description or "").partition("default: ")

@@ -1,7 +1,6 @@
 """`kway serve`: serves a bundle over HTTP on this machine until it receives a stop signal."""
 
 import os
-import re
 import shlex
 import sys
 from contextlib import ExitStack
@@ -13,7 +12,7 @@ import typer
 
 from data.extras import install_command
 from data.messages import printable
-from launch.options import AllowImport, Given, build, options_of, with_options
+from launch.options import AllowImport, Given, build, number_range, options_of, with_options
 from serving.addresses import with_free_ports
 from serving.config import LOOPBACK, ServingConfig
 from serving.tokens import Clients
@@ -31,8 +30,8 @@ def serve(
         str,
         typer.Option(
             metavar="N|MIN:MAX",
-            help="number of processes, each with its own copy of the model; 1:4: one to four, "
-            "depending on the load",
+            help="number of processes, each with its own copy of the model; with Ray also 1:4: one "
+            "to four, depending on the load",
         ),
     ] = str(ServingConfig().replicas),
     no_tokens: Annotated[
@@ -57,31 +56,23 @@ def serve(
     ] = False,
     no_ray: Annotated[
         bool,
-        typer.Option("--no-ray", help="serve with uvicorn instead of Ray, in this process"),
+        typer.Option("--no-ray", help="serve with uvicorn instead of Ray"),
     ] = False,
-    workers: Annotated[
-        int,
-        typer.Option(
-            min=1, help="with --no-ray: number of processes, each with its own copy of the model"
-        ),
-    ] = 1,
     allow_import: AllowImport = None,
 ) -> None:
     """Serve a bundle over HTTP on this machine, with a web page at / and API docs at /docs.
 
     Prints `ready` once it accepts requests, and runs until Ctrl-C.
     """
-    least, most = replica_range(replicas)
-    allowed = tuple(allow_import or ())
-    config = build(ServingConfig, given, replicas=least, max_replicas=most, allow_imports=allowed)
-    if no_ray and (least, most) != (1, None):
-        raise ValueError("--replicas requires Ray: pass --workers instead")
+    least, most = number_range("--replicas", replicas)
+    limits = {"replicas": least, "max_replicas": most if most > least else None}
+    config = build(ServingConfig, given, **limits, allow_imports=tuple(allow_import or ()))
+    if no_ray and most > least:
+        raise ValueError(f"--replicas {replicas} requires Ray: pass one number, or omit --no-ray")
     if no_ray and config.high_throughput:
         raise ValueError("--high-throughput requires Ray: omit it, or --no-ray")
     if no_ray and print_config:
         raise ValueError("--print-config prints a config file for Ray: omit it, or --no-ray")
-    if not no_ray and workers > 1:
-        raise ValueError("--workers requires --no-ray: pass --replicas instead")
     if not no_ray and find_spec("ray") is None:
         raise ValueError(
             f"Ray is not installed: pass --no-ray, or install it with {install_command('ray')}"
@@ -105,11 +96,8 @@ def serve(
     if no_ray:
         from serving import on_uvicorn
 
-        server = (
-            on_uvicorn.running(bundle, config)
-            if workers == 1
-            else on_uvicorn.running_workers(bundle, config, workers)
-        )
+        run = on_uvicorn.running if least == 1 else on_uvicorn.running_workers
+        server = run(bundle, config)
     else:
         from serving import on_ray
 
@@ -155,14 +143,6 @@ def check_tokens(file: Path) -> None:
         ) from error
     except ValueError as error:
         raise ValueError(f"--token-file: {error}") from error
-
-
-def replica_range(text: str) -> tuple[int, int | None]:
-    """Parse `2` -> (2, None), `1:4` -> (1, 4)."""
-    found = re.fullmatch(r"([1-9]\d{0,3})(?::([1-9]\d{0,3}))?", text)
-    if found is None or (found[2] and int(found[2]) < int(found[1])):
-        raise ValueError(f"--replicas {text!r}: pass a number such as 2, or a range such as 1:4")
-    return int(found[1]), int(found[2]) if found[2] else None
 
 
 def _curl_line(bundle: "Bundle", *, has_tokens: bool) -> str:

@@ -272,11 +272,15 @@ def index(
     from data.tars.indexing import index_shards
 
     started = time.monotonic()
+    splits = [text.partition("=") for text in split or []]
+    for parts in splits:
+        if not all(parts):
+            raise ValueError(f"--split {''.join(parts)}: pass NAME=GLOB, such as train=part-0*.tar")
     with connected(workers, ray), progress("indexing", "MB") as report:
         indexed = index_shards(
             folder,
             classes=classes,
-            splits=[_named_glob(text) for text in split or []],
+            splits=[(name, glob) for name, _, glob in splits],
             sample=sample,
             label=label_from,
             label_field=label_field,
@@ -295,10 +299,3 @@ def index(
     if indexed.skipped is not None:
         print_skipped(indexed.skipped)
     print(printable(f"{folder}: {summary(indexed.manifest)}, {seconds_since(started)}"))
-
-
-def _named_glob(text: str) -> tuple[str, str]:
-    name, equals, glob = text.partition("=")
-    if not (name and equals and glob):
-        raise ValueError(f"--split {text}: pass NAME=GLOB, such as train=part-0*.tar")
-    return name, glob

@@ -6,7 +6,7 @@ Options, bounds and help come from the fields and the docstring of the class (`l
 import inspect
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -27,8 +27,6 @@ from launch.shard_runs import Workers, connected, print_skipped, summary
 from launch.terminal import progress, seconds_since
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from data.shards.writing.writer import Written
 
 
@@ -87,7 +85,11 @@ def _shard(
         )
         if (line := source.announcement()) is not None:
             print(printable(line), file=sys.stderr)
-        vector_file = None if vectors is None else VectorFile(vectors, _find)
+        vector_file = None
+        if vectors is not None:
+            from heads.tree import load_label_vectors
+
+            vector_file = VectorFile(vectors, partial(load_label_vectors, missing="zero"))
         if not source.reads_first:
             _print_notes([*source.notes(), *by_reason(source.skipped())])
             if vector_file is not None:
@@ -115,12 +117,6 @@ def _shard(
             _print_notes(() if vector_file is None else vector_file.notes)
         source.clean_up()
     _print_result(written, folder, started)
-
-
-def _find(file: Path, names: Sequence[str]) -> "tuple[np.ndarray, list[str]]":
-    from heads.tree import load_label_vectors
-
-    return load_label_vectors(file, names, missing="zero")
 
 
 def _print_notes(notes: Iterable[str]) -> None:

@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from data.processes import handled_signals
-from launch.options import AllowImport, Given, build, options_of, with_options
-from launch.ranks.placement import Placement, contradicting_variables, parse_nodes
+from launch.options import AllowImport, Given, build, number_range, options_of, with_options
+from launch.ranks.placement import Placement, contradicting_variables
 from launch.shipped import OVERRIDES, RECIPE, shipped_recipes
 from launch.terminal import wide_console
 from trainer.process.exit_codes import BAD_INPUT, FAILED, INTERRUPTED, PREEMPTED
@@ -35,12 +35,6 @@ def train(
     print_config: Annotated[
         bool, typer.Option("--print-config", help="print the resolved recipe and exit")
     ] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="start the ranks and exit before the first step; write nothing"
-        ),
-    ] = False,
     allow_import: AllowImport = None,
 ) -> None:
     """Train a recipe's model, or resume its run from the newest checkpoint.
@@ -62,7 +56,7 @@ def train(
         if print_config:
             print(dump_recipe(resolved), end="")
             return
-        least, most = parse_nodes(nnodes)
+        least, most = number_range("--nnodes", nnodes)
         placement = build(
             Placement,
             given,
@@ -79,7 +73,7 @@ def train(
         check_inputs(resolved, recipe)  # here: the ranks of a large run take a minute to fail
         from launch.ranks.run import run_ranks
 
-        options = [*placement.trainer_options, *(["--dry-run"] if dry_run else [])]
+        options = [*placement.trainer_options]
         options += [f"--allow-import={path}" for path in allow_import or ()]
         arguments = [*options, "--", str(recipe), *(overrides or [])]
         code = run_ranks("trainer", arguments, placement)

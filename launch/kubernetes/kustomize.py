@@ -69,18 +69,16 @@ def build_with(
         patches.append(removed_claims())
     whole = {**tree, "patches": patches}
     if settings.image is not None:
-        whole["images"] = [{"name": "kway", **_image(settings.image)}]
+        found = re.fullmatch(r"(.*?)(?::([\w.-]+))?(?:@(.+))?", settings.image)
+        if found is None or not (found[2] or found[3]):
+            fix = "pass NAME:TAG or NAME@sha256:DIGEST"
+            raise ValueError(f"--image {settings.image} has no fixed tag: {fix}")
+        version = {"digest": found[3]} if found[3] else {"newTag": found[2]}
+        whole["images"] = [{"name": "kway", "newName": found[1], **version}]
     elif needs_cuda:
         whole["components"] = [*tree.get("components", ()), "k8s/components/cu130"]
     write(folder, whole)
     return build(folder)
-
-
-def _image(text: str) -> dict[str, str]:
-    found = re.fullmatch(r"(.*?)(?::([\w.-]+))?(?:@(.+))?", text)
-    if found is None or not (found[2] or found[3]):
-        raise ValueError(f"--image {text} has no fixed tag: pass NAME:TAG or NAME@sha256:DIGEST")
-    return {"newName": found[1], **({"digest": found[3]} if found[3] else {"newTag": found[2]})}
 
 
 def json_patch(

@@ -114,11 +114,11 @@ def _times(amount: str, factor: int) -> str:
 def check_fit(recipe: Recipe, *, nodes: int, gpus: int) -> None:
     """Raise ValueError if nodes x ranks does not fit the recipe's groups of ranks or its batch, or
     if its device contradicts the number of GPUs."""
-    from trainer.world import mesh_shape  # imports torch
+    from trainer.world import group_ranks  # imports torch
 
     local, device = max(1, gpus), recipe.train.device
     num = nodes * local
-    mesh_shape(recipe.train.class_group, size=num, local_size=local)
+    group_ranks(recipe.train.class_group, key="train.class_group", size=num, local_size=local)
     recipe.train.strategy.shard_ranks(num, local)
     if recipe.train.global_batch < num:
         raise ValueError(

@@ -111,7 +111,8 @@ class LossCost:
 class Head:
     """The head on the rank with the largest shard.
 
-    parts: micro-batches of a step, in each of which the backbone runs. calls: calls of the head per
+    parts: micro-batches of a step. passes: forward passes of the backbone in a step; if the head
+    needs all features first, each micro-batch runs forward twice. calls: calls of the head per
     step, with `rows` rows of this rank and `group_rows` of the class group. nodes: this rank's
     weight vectors, with `dim` numbers of `row_bytes` each. fused: they are updated without a
     gradient. computed: classes whose `logits` this rank computes, in `blocks` of `block_classes`.
@@ -135,6 +136,7 @@ class Head:
         copies = 1 + (recipe.data.augment.mix is not None)
         self.parts = min(train.micro_batches, share)
         self.calls = 1 if recipe.calls_head_once else self.parts
+        self.passes = self.parts * (2 if recipe.calls_head_once and self.parts > 1 else 1)
         self.rows = -(-share // self.calls) * copies
         self.group_rows = min(self.rows * group, train.global_batch * copies)
         # Classes: all of the rank, or a sample. Over nodes, this is an upper bound.

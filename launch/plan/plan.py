@@ -15,7 +15,7 @@ from launch.plan.time import phase_times, step_collectives
 from trainer.backbone.trace import BackboneCost, trace_backbone
 from trainer.config import DataConfig, Recipe
 from trainer.strategies.base import StrategyKind
-from trainer.world import mesh_shape
+from trainer.world import group_ranks
 
 _SMALL_LOGITS_MIB = 64
 _MAX_NODES = 1024
@@ -44,7 +44,9 @@ class Plan:
     ) -> None:
         self.recipe, self.machine, self.request = recipe, machine, request
         train, ranks = recipe.train, request.nodes * request.gpus
-        _, class_ranks = mesh_shape(train.class_group, size=ranks, local_size=request.gpus)
+        class_ranks = group_ranks(
+            train.class_group, key="train.class_group", size=ranks, local_size=request.gpus
+        )
         shard_ranks = train.strategy.shard_ranks(ranks, request.gpus)
         self.cluster = Cluster(machine, request.nodes, request.gpus, class_ranks, shard_ranks)
         in_shards, bytes_of_vectors = classes_of_shards(recipe.data)

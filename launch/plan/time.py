@@ -33,7 +33,7 @@ def phase_times(
 ) -> Iterator[PhaseTime]:
     """Yield the time of each phase of an optimizer step on the rank with the most work."""
     cluster, backbone, train = head.cluster, head.backbone, head.recipe.train
-    machine, passes, parts = cluster.machine, _passes(head), head.parts
+    machine, passes, parts = cluster.machine, head.passes, head.parts
     works: dict[Phase, Counter[Work]] = {
         "forward": Counter({each: n * passes for each, n in backbone.forward_work.items()}),
         "head": head.work(),
@@ -59,12 +59,6 @@ def phase_times(
         yield PhaseTime(phase, compute, memory, links)
 
 
-def _passes(head: Head) -> int:
-    """Return the forward passes of a step. If the head needs all features first, each micro-batch
-    runs forward twice."""
-    return head.parts * (2 if head.recipe.calls_head_once and head.parts > 1 else 1)
-
-
 def _updated_bytes(head: Head, share: BackboneShare) -> int:
     """Return the bytes that the update reads and writes: weights and moments twice, and gradients
     once. Clipping reads and scales the gradients; averages are read and written."""
@@ -87,7 +81,7 @@ def step_collectives(head: Head) -> list[Collective]:
 def _of_backbone(head: Head) -> list[Collective]:
     """Return the collectives of the strategy, and of synchronized batch norm: the exchange of mean,
     variance and count in forward, and of two sums in backward."""
-    recipe, backbone, parts, passes = head.recipe, head.backbone, head.parts, _passes(head)
+    recipe, backbone, parts, passes = head.recipe, head.backbone, head.parts, head.passes
     sharding, shards = recipe.train.strategy.sharding, head.cluster.size("shard")
     numel = sum(backbone.padded(shards if sharding.weights else 1))
     weights, gradients = sharding.param_bytes * numel, sharding.reduce_bytes * numel

@@ -28,14 +28,6 @@ _CONF = (
 )
 
 
-def parse_nodes(text: str) -> tuple[int, int]:
-    """Parse `2` -> (2, 2), `1:4` -> (1, 4)."""
-    least, colon, most = text.partition(":")
-    if not (least.isdecimal() and (most.isdecimal() if colon else True)):
-        raise ValueError(f"--nnodes is {text}: pass a number of machines, or MIN:MAX")
-    return int(least), int(most if colon else least)
-
-
 def parse_conf(given: str | Mapping[str, str]) -> dict[str, str]:
     """Parse `is_host=1,join_timeout=60`, or a mapping, and check the keys and values."""
     if isinstance(given, str):

@@ -137,7 +137,10 @@ def report_waiting(placement: Placement, what: str | None = None) -> Iterator[No
 def failure_reason(error: Exception, placement: Placement) -> str:
     """Describe the cause of the failure and a fix in one line."""
     where = f"the rendezvous at {placement.endpoint}"
-    if "EADDRINUSE" in _innermost(error):
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    if "EADDRINUSE" in str(cause):
         return (
             f"{where} cannot start because its port is in use: stop the program that is listening "
             "on it, or choose another port on all machines"
@@ -172,10 +175,3 @@ def longest_rendezvous(placement: Placement) -> int:
     """Return how many seconds torch itself allows for a rendezvous if the store responds."""
     last_call = int(placement.rdzv_conf.get("last_call_timeout", _LAST_CALL_SECONDS))
     return join_seconds(placement) + last_call + 2 * _RESPONSE_SECONDS
-
-
-def _innermost(error: BaseException) -> str:
-    """Return the first line of the error's root cause."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return (str(error).splitlines() or [type(error).__name__])[0]

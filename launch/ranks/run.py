@@ -34,7 +34,10 @@ def run_ranks(module: str, arguments: Sequence[str], placement: Placement) -> in
 
     Stop signals are forwarded to the ranks, which get `placement.shutdown_timeout` to save.
     """
-    _silence_torch()
+    # torch's elastic logs would hide the error messages of the ranks.
+    for name in list(logging.root.manager.loggerDict):  # each sets its own level
+        if name.startswith(("torch.distributed.elastic", "torch.distributed.launcher")):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     tolerate_closed_output()
     os.environ["OMP_NUM_THREADS"] = str(threads_per_rank(placement.num_processes))
     # -P: a folder data/ in the current directory must not shadow the package of the same name.
@@ -95,10 +98,3 @@ def _close(rendezvous: RendezvousHandler) -> None:
 def _rendezvous_failed(error: Exception, placement: Placement) -> int:
     print(f"error: {failure_reason(error, placement)}", file=sys.stderr, flush=True)
     return FAILED
-
-
-def _silence_torch() -> None:
-    """Disable torch's elastic logs, which would hide the error messages of the ranks."""
-    for name in list(logging.root.manager.loggerDict):  # each sets its own level
-        if name.startswith(("torch.distributed.elastic", "torch.distributed.launcher")):
-            logging.getLogger(name).setLevel(logging.CRITICAL)

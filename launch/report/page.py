@@ -99,15 +99,12 @@ def _best(run: Run, name: str) -> str:
     if not found:
         return _UNKNOWN
     step = (min if "loss" in name else max)(found, key=found.__getitem__)
-    return f"{_format_of(name)(found[step])} at step {step:,}"
+    value = f"{found[step]:.1%}" if is_ratio(name) else format_number(found[step])
+    return f"{value} at step {step:,}"
 
 
 def _measure_names(runs: Sequence[Run]) -> list[str]:
     return list(dict.fromkeys(n for run in runs for found in run.measures.values() for n in found))
-
-
-def _format_of(measure: str) -> Callable[[float], str]:
-    return "{:.1%}".format if is_ratio(measure) else format_number
 
 
 def _shown(value: Sequence[float] | np.ndarray, form: Callable[[float], str]) -> str:

@@ -17,7 +17,7 @@ from data.messages import pluralize
 from data.remote.config import is_url
 from data.shards.mixture import load_manifest
 from trainer.evaluation import Evaluation, load_evaluation
-from trainer.evaluation.class_table import ClassTable
+from trainer.evaluation.saved import ClassTable
 from trainer.run.folder import RunFolder, flat_settings
 
 

@@ -25,8 +25,9 @@ from tests.heads.cases import (
 )
 from tests.ranks import run_on_ranks
 from tests.shards import glyph_recipe
+from tests.trainer.checkpoint_runs import save_checkpoint
 from tests.trainer.training import full_entries, take_steps
-from trainer.checkpoints import find_checkpoint, restore_random_state, save_checkpoint
+from trainer.checkpoints import find_checkpoint, restore_random_state
 from trainer.checkpoints.entries import training_entries
 from trainer.run.training_data import label_vectors_of
 from trainer.task import Task, build_task

@@ -225,7 +225,7 @@ def test_the_command_prints_the_output_of_render(kway_render):
         (["bundles/damaged"], "bundles/damaged"),
         (["other/glyphs"], "BUNDLE is other/glyphs, but the claim bundles is mounted at"),
         (["bundles/../x"], "pass a relative path bundles/NAME"),
-        (["bundles/glyphs", "--replicas", "4:2"], "--replicas '4:2'"),
+        (["bundles/glyphs", "--replicas", "4:2"], "--replicas is 4:2"),
         (
             ["bundles/glyphs", "--memory", "4GB"],
             "'--memory': pass the memory",

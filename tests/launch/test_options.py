@@ -21,7 +21,7 @@ class Limits(BaseModel):
     galleries: Annotated[dict[str, Path], Option("--gallery", metavar="NAME=FOLDER")] = {}
     device: Literal["cpu", "cuda"] = "cpu"
     verify: bool = False
-    languages: tuple[str, ...] = ("en", "fr")
+    languages: tuple[str, ...] = Field(("en", "fr"), min_length=1, description="languages, as de")
     tones: Annotated[bool, Option("--no-tones", flag=False)] = True
     replica: Annotated[str, Supplied()] = ""
 
@@ -54,7 +54,7 @@ def test_options_set_the_fields():
     limits, _ = run(
         *("--port", "0", "--timeout", "2.5", "--max-body-mib", "0.5", "--token-file", "t"),
         *("--gallery", "a=x/y", "--gallery", "b=z", "--device", "cuda", "--languages", "de, it"),
-        *("--no-tones", "--out", "o"),
+        *("--languages", "fr", "--no-tones", "--out", "o"),
     )
     assert limits == Limits(
         port=0,
@@ -63,7 +63,7 @@ def test_options_set_the_fields():
         token_file=Path("t"),
         galleries={"a": Path("x/y"), "b": Path("z")},
         device="cuda",
-        languages=("de", "it"),
+        languages=("de", "it", "fr"),
         tones=False,
         replica="o",
     )
@@ -85,6 +85,7 @@ def test_help_prints_descriptions_bounds_and_defaults_in_option_units():
         (("--device", "tpu"), ("--device", "'cpu' or 'cuda'", "got tpu")),
         (("--max-body-mib", "inf"), ("--max-body-mib", "got inf")),
         (("--max-body-mib", "-2"), ("--max-body-mib", "greater than 0", "got -2")),
+        (("--languages", ""), ("--languages", "pass the languages", "got nothing")),
         (("--gallery", "x"), ("--gallery 'x'", "NAME=FOLDER")),
         (("--verify", "--device", "cuda"), ("--verify runs on the CPU: omit",)),
     ],

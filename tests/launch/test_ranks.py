@@ -13,6 +13,7 @@ import torch
 from torch.distributed.elastic import rendezvous
 
 from launch.commands.train import num_processes
+from launch.options import number_range
 from launch.ranks import rendezvous as kway_rendezvous
 from launch.ranks.agent import (
     is_retryable,
@@ -24,7 +25,6 @@ from launch.ranks.placement import (
     Placement,
     contradicting_variables,
     parse_conf,
-    parse_nodes,
 )
 from launch.ranks.stop import SignalException, StopRequest, end_processes
 from tests.dispositions import default_signals
@@ -95,11 +95,11 @@ def test_a_placement_computes_world_size_and_endpoint():
 
 
 def test_nnodes_and_rdzv_conf_are_parsed_as_in_torchrun():
-    assert [parse_nodes(text) for text in ("2", "1:4")] == [(2, 2), (1, 4)]
+    assert [number_range("--nnodes", text) for text in ("2", "1:4")] == [(2, 2), (1, 4)]
     assert parse_conf("is_host=1, join_timeout=60") == {"is_host": "1", "join_timeout": "60"}
     for wrong in ("two", "1:", ":2", ""):
         with pytest.raises(ValueError, match="--nnodes is"):
-            parse_nodes(wrong)
+            number_range("--nnodes", wrong)
 
 
 @pytest.mark.parametrize(

@@ -120,8 +120,7 @@ def test_ports_in_use_and_foreign_addresses_are_reported(error_of: ErrorOf, tmp_
 @pytest.mark.parametrize(
     ("options", "fix"),
     [
-        (("--no-ray", "--replicas", 2), "--workers"),
-        (("--workers", 2), "--no-ray"),
+        (("--no-ray", "--replicas", "1:2"), "omit --no-ray"),
         (("--print-config", "--no-ray"), "--print-config"),
         (("--host", "0.0.0.0"), "--token-file"),
         (("--host", "0.0.0.0", "--no-ray"), "--token-file"),

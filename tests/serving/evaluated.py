@@ -13,7 +13,7 @@ from tests.ranks import rank_world
 from trainer.bundle.export import export_run
 from trainer.config import Recipe
 from trainer.evaluation import load_evaluation
-from trainer.evaluation.features import gathered_rows
+from trainer.evaluation.class_scores import gathered_rows
 from trainer.run.folder import RunFolder
 from trainer.run.trained_run import TrainedRun, open_trained
 from trainer.train import train
@@ -55,7 +55,7 @@ def evaluated(recipe: Recipe, bundle: Path) -> Evaluated:
         else:  # the evaluation reads texts in order of their length
             order = order[np.argsort(split.sizes(order), kind="stable")]
             inputs = [split.read(int(index))[0].decode() for index in order]
-    names = list(trained.manifest.class_names)
+    names = list(trained.data.manifest.class_names)
     return Evaluated(bundle, inputs, names, _scores_of(trained), np.asarray(thresholds))
 
 

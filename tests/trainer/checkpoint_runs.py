@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from tests.ranks import rank_world
 from trainer.checkpoints import Checkpoint, CheckpointWriter, find_checkpoint, load_tensors
+from trainer.checkpoints.folders import step_folder
 from trainer.config import CheckpointConfig
 from trainer.world import World
 
@@ -88,6 +89,16 @@ def save_steps(
     with CheckpointWriter(root, settings, world, start_step=start_step) as writer:
         for step in steps:
             writer.save(entries_at(step, world), {"step": step})
+
+
+def save_checkpoint(
+    root: Path, entries: dict[str, Tensor], state: dict[str, Any], world: World, *, keep: int
+) -> Path:
+    """Write one checkpoint in the foreground and delete all but the newest `keep` checkpoints."""
+    settings = config(keep_last=keep, in_background=False)
+    with CheckpointWriter(root, settings, world, start_step=state["step"]) as writer:
+        writer.save(entries, state)
+    return step_folder(root, state["step"])
 
 
 def load_into_zeros(checkpoint: Checkpoint, world: World) -> dict[str, Tensor]:

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from tests.trainer.checkpoint_runs import save_checkpoint
 from tests.trainer.training import clip_gradients, full_entries, share, started, take_steps
-from trainer.checkpoints import find_checkpoint, load_tensors, save_checkpoint
+from trainer.checkpoints import find_checkpoint, load_tensors
 from trainer.checkpoints.entries import create_moments, restore_training, training_entries
 from trainer.step import compute_gradients
 

@@ -191,17 +191,17 @@ def test_classes_are_found_by_exact_name_or_id_unless_ambiguous(
     written: Path,
 ) -> None:
     bundle = Bundle.open(written)
-    assert [bundle.class_id(query) for query in ("husky", 4, "#4", 3, "#5", "7")] == [
+    assert [bundle.classes.id_of(query) for query in ("husky", 4, "#4", 3, "#5", "7")] == [
         *(0, 4, 4),
         *(3, 5, 6),
     ]
     with pytest.raises(
         ValueError, match=r"'#3' is both the name of class 5 and the ID of class '.*': .*'#5'"
     ):
-        bundle.class_id("#3")
+        bundle.classes.id_of("#3")
     for outside in (7, -1, "#7", "#" + "9" * 5000):
         with pytest.raises(ValueError, match=r"out of range 0 … 6"):
-            bundle.class_id(outside)
+            bundle.classes.id_of(outside)
 
 
 # ---------------------------------------------------------------------------- writing

@@ -12,7 +12,7 @@ from tests.trainer.tiny_classifiers import save_image_classifier
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.calibration import calibrate
 from trainer.bundle.calibration_options import CalibrationOptions
-from trainer.importing.classifier import ImportOptions, import_classifier
+from trainer.importing.classifier import import_classifier
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def imported(tmp_path: Path) -> Path:
     """A bundle of a transformers model for the classes of the shards `images`."""
     names = {number: f"class {4 - number}" for number in range(5)}
     save_image_classifier(tmp_path / "model", id2label=names)
-    import_classifier(str(tmp_path / "model"), tmp_path / "bundle", ImportOptions())
+    import_classifier(str(tmp_path / "model"), tmp_path / "bundle")
     return tmp_path / "bundle"
 
 
@@ -74,17 +74,17 @@ def test_a_text_model_is_calibrated_on_texts_only(texts, images, tmp_path, kway,
 
     names = dict(enumerate(["white", "red", "green", "blue", "black"]))
     save_text_classifier(tmp_path / "model", id2label=names)
-    import_classifier(str(tmp_path / "model"), tmp_path / "bundle", ImportOptions())
+    import_classifier(str(tmp_path / "model"), tmp_path / "bundle")
     assert kway("calibrate", tmp_path / "bundle", images) == 2
     assert "contains images, but the model of" in capsys.readouterr().err
     assert kway("calibrate", tmp_path / "bundle", texts / "shards") == 0
     with Bundle.open(tmp_path / "bundle") as bundle:
-        assert bundle.positives(bundle.class_id("black")) == 0
-        assert bundle.positives(bundle.class_id("red"))
+        assert bundle.positives(bundle.classes.id_of("black")) == 0
+        assert bundle.positives(bundle.classes.id_of("red"))
 
 
 def test_classes_that_the_bundle_does_not_have_are_named(tmp_path, images, kway, capsys):
     save_image_classifier(tmp_path / "model")
-    import_classifier(str(tmp_path / "model"), tmp_path / "bundle", ImportOptions())
+    import_classifier(str(tmp_path / "model"), tmp_path / "bundle")
     assert kway("calibrate", tmp_path / "bundle", images) == 2
     assert "4 classes of the shards, such as 'class 0', 'class 1'" in capsys.readouterr().err

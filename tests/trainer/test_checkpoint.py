@@ -12,7 +12,7 @@ import torch
 
 from tests.ranks import rank_world, run_on_ranks
 from tests.trainer.checkpoint_mutations import MUTATIONS, NEWER, OLDER
-from tests.trainer.checkpoint_runs import save_steps, verify_newest
+from tests.trainer.checkpoint_runs import save_checkpoint, save_steps, verify_newest
 from trainer.checkpoints import (
     FORMAT_VERSION,
     Checkpoint,
@@ -20,7 +20,6 @@ from trainer.checkpoints import (
     load_tensors,
     open_checkpoint,
     restore_random_state,
-    save_checkpoint,
 )
 from trainer.checkpoints.load import stored_states
 from trainer.world import World

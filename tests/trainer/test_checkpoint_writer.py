@@ -11,14 +11,13 @@ import torch.distributed as dist
 
 from tests.ranks import rank_world, run_on_ranks
 from tests.trainer.checkpoint_mutations import tensor_files
-from tests.trainer.checkpoint_runs import config, save_steps, verify_newest
+from tests.trainer.checkpoint_runs import config, save_checkpoint, save_steps, verify_newest
 from trainer.checkpoints import (
     CheckpointWriter,
     committed_folders,
     find_checkpoint,
     load_tensors,
     open_checkpoint,
-    save_checkpoint,
 )
 
 MEGABYTE = 2**20

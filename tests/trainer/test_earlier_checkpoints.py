@@ -10,8 +10,9 @@ from torch.distributed.tensor import DTensor
 
 from heads.dtensors import local, sharded_rows
 from tests.ranks import run_on_ranks
+from tests.trainer.checkpoint_runs import save_checkpoint
 from tests.trainer.training import full_entries, started, take_steps
-from trainer.checkpoints import find_checkpoint, save_checkpoint
+from trainer.checkpoints import find_checkpoint
 from trainer.checkpoints.entries import create_moments, load_entries, training_entries
 
 CHANGES = {"optimizer": {"kind": "adamw"}, "train__ema": {}, "head__weights__kind": "vtree"}

@@ -14,7 +14,6 @@ from data.shards.split import open_split
 from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe
 from trainer.evaluation import (
-    EvaluationStopped,
     evaluate_split,
     load_evaluation,
     save_evaluation,
@@ -125,15 +124,16 @@ def forward_passes(shards: Path, stop_at: int) -> tuple[int, int, bool, bool]:
         nonlocal passes
         passes += 1
 
-    def should_stop() -> bool:
+    def check() -> None:
         nonlocal checks
         checks += 1
-        return checks == stop_at
+        if checks == stop_at:
+            raise InterruptedError
 
     task.backbone.register_forward_hook(count)
     try:
-        evaluate_split(task, recipe, task.world, label_vectors=None, should_stop=should_stop)
-    except EvaluationStopped:
+        evaluate_split(task, recipe, task.world, label_vectors=None, check=check)
+    except InterruptedError:
         return passes, checks, True, task.training
     return passes, checks, False, task.training
 

@@ -18,9 +18,9 @@ from data.shards.manifest import Manifest
 from heads.slc import ClassMeasures
 from tests.ranks import forked
 from trainer.evaluation import Evaluation, load_evaluation
+from trainer.evaluation.__main__ import EvaluationRequest
 from trainer.evaluation.__main__ import main as evaluate_on_a_rank
-from trainer.evaluation.class_table import ClassTable, write_csv
-from trainer.evaluation.run_evaluation import EvaluationRequest
+from trainer.evaluation.saved import ClassTable, write_csv
 from trainer.promises import make_promises
 from trainer.recipe import dump_recipe, load_recipe
 

@@ -11,9 +11,8 @@ from heads.losses import CrossEntropy
 from tests.heads.cases import label_tree
 from tests.ranks import rank_world, run_on_ranks
 from trainer.config import EvalConfig
-from trainer.evaluation import EvaluationStopped, measure
-from trainer.evaluation.class_scores import Ranking, count_reached
-from trainer.evaluation.features import SplitRows
+from trainer.evaluation import measure
+from trainer.evaluation.class_scores import Ranking, SplitRows, count_reached
 from trainer.promises import KINDS
 
 NUM_CLASSES, DIM = 13, 6
@@ -257,15 +256,16 @@ def stopped_at(class_ranks, sizes, stop_check: int | None) -> tuple[int, bool]:
     rows = rows_of_group(world, features, labels, sizes)
     num_checks = 0
 
-    def should_stop() -> bool:
+    def check() -> None:
         nonlocal num_checks
         num_checks += 1
-        return num_checks == stop_check
+        if num_checks == stop_check:
+            raise InterruptedError
 
     try:
         head = head_of(world, "dense", 0)
-        measure(head, rows, CONFIG, world, should_stop=should_stop)
-    except EvaluationStopped:
+        measure(head, rows, CONFIG, world, check=check)
+    except InterruptedError:
         return num_checks, True
     return num_checks, False
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from data.images.config import ImageConfig
 from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.backbone.config import BackboneConfig
-from trainer.backbone.folding import fold_batch_norms
+from trainer.backbone.precision import fold_batch_norms
 
 IMAGE = ImageConfig(size=16, channels=3)
 CONFIGS = {

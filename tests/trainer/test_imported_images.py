@@ -16,7 +16,7 @@ from tests.trainer.tiny_classifiers import (
     NAMES,
     save_image_classifier,
 )
-from trainer.importing.classifier import ImportOptions, import_classifier
+from trainer.importing.classifier import import_classifier
 
 
 def image_files() -> list[bytes]:
@@ -63,7 +63,7 @@ PROCESSORS = {
 def test_logits_equal_those_of_the_original_model_and_processor(kind, tmp_path):
     processor = IMAGE_PROCESSORS[PROCESSORS[kind]]
     model = save_image_classifier(tmp_path / "model", kind, processor)
-    import_classifier(str(tmp_path / "model"), tmp_path / "bundle", ImportOptions())
+    import_classifier(str(tmp_path / "model"), tmp_path / "bundle")
     files = image_files()
     expected = original_logits(model, processor, files)
     assert expected.std(0).min() > 0

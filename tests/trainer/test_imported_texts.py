@@ -16,7 +16,7 @@ from tests.trainer.tiny_classifiers import (
     UNSUPPORTED_TEXT_MODELS,
     save_text_classifier,
 )
-from trainer.importing.classifier import ImportOptions, import_classifier
+from trainer.importing.classifier import import_classifier
 
 TEXTS = ["husky", "a cat and a dog or a tabby cat", "und 猫 🐶", "", "cat " * 50]
 
@@ -42,7 +42,7 @@ def original_logits(model, folder: Path) -> np.ndarray:
 @pytest.mark.parametrize("kind", TEXT_MODELS)
 def test_logits_equal_those_of_the_original_model(kind, tmp_path):
     model = save_text_classifier(tmp_path / "model", kind)
-    import_classifier(str(tmp_path / "model"), tmp_path / "bundle", ImportOptions())
+    import_classifier(str(tmp_path / "model"), tmp_path / "bundle")
     expected = original_logits(model, tmp_path / "model")
     assert expected.std(0).min() > 0
     scale = float(np.abs(expected).max())
@@ -62,7 +62,7 @@ def test_a_classifier_with_one_output_answers_for_its_only_class(trained, tmp_pa
         tmp_path / "model", num_labels=1, id2label={0: "relevant"}, **trained
     )
     bundle = tmp_path / "bundle"
-    import_classifier(str(tmp_path / "model"), bundle, ImportOptions())
+    import_classifier(str(tmp_path / "model"), bundle)
     expected = original_logits(model, tmp_path / "model")
     assert expected.shape == (len(TEXTS), 1)
     assert bundle_logits(bundle) == pytest.approx(expected, abs=1e-5)
@@ -78,7 +78,7 @@ def test_a_classifier_with_one_output_answers_for_its_only_class(trained, tmp_pa
 def test_models_whose_logits_depend_on_the_padding_are_rejected(kind, tmp_path):
     model = save_text_classifier(tmp_path / "model", kind)
     with pytest.raises(ValueError, match=f"{type(model).__name__} would differ"):
-        import_classifier(str(tmp_path / "model"), tmp_path / "bundle", ImportOptions())
+        import_classifier(str(tmp_path / "model"), tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
@@ -87,6 +87,6 @@ def test_texts_are_truncated_to_the_length_of_the_tokenizer_or_the_given_one(tmp
     save_text_classifier(tmp_path / "model")
     for wanted, length in ((None, MAX_LENGTH), (8, 8)):
         bundle = tmp_path / f"bundle-{length}"
-        import_classifier(str(tmp_path / "model"), bundle, ImportOptions(max_length=wanted))
+        import_classifier(str(tmp_path / "model"), bundle, max_length=wanted)
         model = Model.open(bundle)
         assert len(model.prepare(TEXTS[-1])) == length

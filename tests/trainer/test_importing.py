@@ -22,13 +22,13 @@ from tests.trainer.tiny_classifiers import (
     save_text_classifier,
 )
 from trainer.bundle.bundle import Bundle
-from trainer.importing.classifier import Imported, ImportOptions, import_classifier
+from trainer.importing.classifier import Imported, import_classifier
 
 Kway = Callable[..., int]
 
 
 def imported(folder: Path, **options: Any) -> Imported:
-    return import_classifier(str(folder), folder.with_name("bundle"), ImportOptions(**options))
+    return import_classifier(str(folder), folder.with_name("bundle"), **options)
 
 
 def edit_config(folder: Path, **changes: object) -> None:
@@ -166,7 +166,7 @@ def test_flipped_channels_are_rejected(tmp_path):
 def test_a_timm_model_cannot_name_files_or_the_hub():
     from transformers import TimmWrapperConfig
 
-    from trainer.backbone.timm_models import check_timm
+    from trainer.backbone.transformers_models import check_timm
 
     for options, reason in (
         ({"architecture": "hf-hub:someone/model"}, "architecture is"),
@@ -183,13 +183,13 @@ from pathlib import Path
 from data.text.tokenizer import open_tokenizer
 from trainer.backbone.backbone import build_backbone
 from trainer.backbone.config import BackboneConfig
-from trainer.importing.classifier import ImportOptions, import_classifier
+from trainer.importing.classifier import import_classifier
 
 def print_weights():
     named = BackboneConfig(name='team/animals', weights='pretrained')
     print(sum(float(p.sum()) for p in build_backbone(named, image=None).parameters()))
 
-import_classifier('hub:team/animals', Path({out!r}), ImportOptions())
+import_classifier('hub:team/animals', Path({out!r}))
 print_weights()
 input()
 print_weights()

@@ -14,7 +14,7 @@ from tests.trainer.tiny_classifiers import save_image_classifier
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.export import export_run
 from trainer.config import Recipe
-from trainer.importing.classifier import ImportOptions, import_classifier
+from trainer.importing.classifier import import_classifier
 from trainer.recipe import build_recipe
 from trainer.task import build_task
 from trainer.train import train
@@ -84,7 +84,7 @@ def test_the_ranks_of_a_class_group_load_their_own_rows_or_reject_the_bundle_tog
 def test_an_imported_image_model_is_trained_further_and_exported(images, tmp_path, capsys):
     names = {number: f"class {number}" for number in range(5)}
     save_image_classifier(tmp_path / "model", "swin", id2label=names)
-    import_classifier(str(tmp_path / "model"), tmp_path / "imported", ImportOptions())
+    import_classifier(str(tmp_path / "model"), tmp_path / "imported")
     bundle = Bundle.open(tmp_path / "imported")
     image = bundle.spec.image.model_dump(mode="json")
     data = {"shards": str(images), "image": image, "augment": {"crop_area": None, "flip": 0}}

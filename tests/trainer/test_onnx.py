@@ -22,8 +22,7 @@ from tests.tiny_bundle import (
 )
 from trainer.backbone import onnx_backbone
 from trainer.backbone.backbone import Backbone
-from trainer.backbone.onnx_backbone import OnnxBackbone, write_onnx
-from trainer.backbone.quantization import BF16
+from trainer.backbone.onnx_backbone import BF16, OnnxBackbone, write_onnx
 
 
 def of_images(path: Path) -> Path:

@@ -12,16 +12,17 @@ from tests.ranks import run_on_ranks
 from tests.shards import glyph_recipe
 from tests.system.processes import write_recipe
 from tests.trainer.checkpoint_mutations import reseal
+from tests.trainer.checkpoint_runs import save_checkpoint
 from tests.trainer.training import full_entries, started, take_steps
 from trainer.__main__ import main
-from trainer.checkpoints import save_checkpoint
 from trainer.checkpoints.entries import training_entries
 from trainer.checkpoints.pieces import write_shard
 from trainer.recipe import dump_recipe, load_recipe
 from trainer.run.folder import RunFolder
-from trainer.run.state import Notice, TrainState, provenance, resume
+from trainer.run.state import TrainState, provenance, resume
 from trainer.schedules import RunLength
 from trainer.task import Task
+from trainer.telemetry.jsonl import Event
 
 
 def state_of(task, step: int) -> TrainState:
@@ -35,7 +36,7 @@ def state_of(task, step: int) -> TrainState:
     )
 
 
-def resume_run(folder: RunFolder, task: Task) -> tuple[TrainState, list[Notice]]:
+def resume_run(folder: RunFolder, task: Task) -> tuple[TrainState, list[Event]]:
     start = replace(state_of(task, 0), origin=provenance(task.recipe))
     return resume(folder, task, start, task.world, length=RunLength(9, 9, 1))
 

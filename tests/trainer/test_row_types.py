@@ -13,10 +13,11 @@ from heads.dtensors import local
 from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe
 from tests.system.processes import write_recipe
+from tests.trainer.checkpoint_runs import save_checkpoint
 from tests.trainer.training import full_array, share, started, take_steps
 from trainer.__main__ import main
 from trainer.bundle.export import export_run
-from trainer.checkpoints import find_checkpoint, save_checkpoint
+from trainer.checkpoints import find_checkpoint
 from trainer.checkpoints.entries import (
     create_moments,
     load_entries,

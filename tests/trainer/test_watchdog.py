@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from serving.addresses import free_port
 from tests.ranks import forked
-from trainer.faults.watchdog import LostRankError, Watchdog
+from trainer.faults.watchdog import Watchdog
 from trainer.world import World, open_world
 
 _TIMEOUT = 3.0
@@ -139,9 +139,8 @@ def _rank_main(rank: int, size: int, port: int, act: Callable[..., None], output
             Watchdog(world, timeout_seconds=_TIMEOUT, phases=phase) as watchdog,
         ):
             act(rank, watchdog, phase)
-    except LostRankError as error:
-        if not error.is_reported:
-            print(f"lost: {error}", file=sys.stderr, flush=True)
+    except RuntimeError as error:
+        print(f"lost: {error}", file=sys.stderr, flush=True)
         os._exit(1)
 
 

@@ -91,7 +91,7 @@ class _GroupNormalize(torch.autograd.Function):
         mean, variance, counts = _merged(mean, variance, count, group)
         inverse = torch.rsqrt(variance + eps)
         ctx.save_for_backward(x, weight, mean, inverse, counts)
-        ctx.group, ctx.is_on_cuda = group, x.is_cuda
+        ctx.group = group
         ctx.mark_non_differentiable(mean, variance, counts)
         # torch's kernel in evaluation mode is the fastest way to scale and shift.
         normalized = F.batch_norm(x, mean, variance, weight, bias, training=False, eps=eps)
@@ -99,11 +99,8 @@ class _GroupNormalize(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        differentiate = _differentiate_on_cuda if ctx.is_on_cuda else _differentiate
-        x, weight, mean, inverse, counts = ctx.saved_tensors
-        by_input, by_weight, by_bias = differentiate(
-            grad, x, weight, mean, inverse, counts, ctx.group
-        )
+        differentiate = _differentiate_on_cuda if grad.is_cuda else _differentiate
+        by_input, by_weight, by_bias = differentiate(ctx, grad)
         # The gradients of weight and bias stay local, because the strategy sums them over ranks
         # like all other gradients.
         _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
@@ -151,22 +148,15 @@ def _merged(
     return overall, spread, counts.flatten()
 
 
-def _differentiate(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    mean: Tensor,
-    inverse: Tensor,
-    counts: Tensor,
-    group: ProcessGroup | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradient of the input, and this rank's terms of the gradients of weight and bias
     (collective)."""
+    x, weight, mean, inverse, counts = ctx.saved_tensors
     grad = grad.to(inverse.dtype)
     centered = (x.to(inverse.dtype) - _per_channel(mean, x)) * _per_channel(inverse, x)
     by_bias = grad.sum(_rows_of(x))
     by_weight = (grad * centered).sum(_rows_of(x))
-    sums = all_reduce_sum(torch.cat([by_bias, by_weight]), group) / counts.sum()
+    sums = all_reduce_sum(torch.cat([by_bias, by_weight]), ctx.group) / counts.sum()
     mean_grad, mean_product = sums.chunk(2)
     by_input = grad - _per_channel(mean_grad, x) - centered * _per_channel(mean_product, x)
     scale = inverse if weight is None else inverse * weight.to(inverse.dtype)
@@ -174,16 +164,9 @@ def _differentiate(
     return by_input.to(x.dtype), by_weight, by_bias
 
 
-def _differentiate_on_cuda(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    mean: Tensor,
-    inverse: Tensor,
-    counts: Tensor,
-    group: ProcessGroup | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _differentiate_on_cuda(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the same as `_differentiate` with the kernels of SyncBatchNorm."""
+    x, weight, mean, inverse, counts = ctx.saved_tensors
     by_bias = product = torch.zeros_like(mean)
     if x.numel():
         grad = _dense(grad)
@@ -192,7 +175,7 @@ def _differentiate_on_cuda(
             grad, x, mean, inverse, weight, True, False, False
         )
     # `cat` copies the sums, because the reduction overwrites its input.
-    sums = all_reduce_sum(torch.cat([by_bias, product]), group)
+    sums = all_reduce_sum(torch.cat([by_bias, product]), ctx.group)
     by_input = torch.empty_like(x)
     if x.numel():
         sum_grad, sum_product = sums.chunk(2)

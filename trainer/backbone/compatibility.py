@@ -10,7 +10,7 @@ from torch import nn
 
 from data.messages import one_line
 from data.shards.manifest import Manifest
-from data.text.tokenizer import Tokenizer, open_tokenizer
+from data.text.tokenizer import Tokenizer
 from trainer.backbone.backbone import Backbone, is_transformers
 from trainer.checkpoints import Checkpoint
 from trainer.config import Recipe
@@ -24,7 +24,9 @@ _EQUAL_TOLERANCE = 1e-5
 _MASK_TOLERANCE = 1e-4
 
 
-def check_modality(recipe: Recipe, manifest: Manifest, backbone: Backbone) -> None:
+def check_modality(
+    recipe: Recipe, manifest: Manifest, tokenizer: Tokenizer | None, backbone: Backbone
+) -> None:
     """Raise ValueError if the shards contain texts but the backbone processes images, or vice
     versa; if a token has no embedding or no position; if the padding tokens differ; or if the
     backbone does not read the whole text or reads the padding. The backbone is then in evaluation
@@ -40,9 +42,8 @@ def check_modality(recipe: Recipe, manifest: Manifest, backbone: Backbone) -> No
             "other shards or another backbone"
         )
     text = recipe.data.text
-    if manifest.modality != "text" or text is None:
+    if manifest.modality != "text" or text is None or tokenizer is None:
         return
-    tokenizer = open_tokenizer(text.tokenizer, max_length=text.max_length)
     padding_row, num_positions = positions_of(backbone.encoder)
     _check_tokens(text.tokenizer, tokenizer, backbone, padding_row)
     if num_positions is not None and text.max_length > num_positions:
@@ -93,22 +94,19 @@ def _check_tokens(
         )
 
 
-def tokenizer_digest(recipe: Recipe) -> str | None:
-    """Return the digest of the recipe's tokenizer, or None if the recipe does not have a
-    tokenizer.
-    """
-    text = recipe.data.text
-    if text is None:
-        return None
-    return open_tokenizer(text.tokenizer, max_length=text.max_length).digest()
-
-
-def check_tokenizer(checkpoint: Checkpoint, digest: str | None) -> None:
-    """Raise ValueError if the run's tokenizer has changed since the checkpoint."""
-    if checkpoint.state["tokenizer"] != digest:
+def check_checkpoint(checkpoint: Checkpoint, *, tree: str, tokenizer: str | None) -> None:
+    """Raise ValueError if the run's tokenizer or label tree, of which these are the digests, has
+    changed since the checkpoint."""
+    if checkpoint.state["tokenizer"] != tokenizer:
         raise ValueError(
             f"checkpoint {checkpoint.folder} was trained with a different tokenizer than "
             "data.text.tokenizer: restore the tokenizer or use a new run folder"
+        )
+    if checkpoint.state["tree"] != tree:
+        raise ValueError(
+            f"checkpoint {checkpoint.folder} has a different label tree, because its shards "
+            "contained different classes or label vectors: restore those shards, or use a new run "
+            "folder"
         )
 
 

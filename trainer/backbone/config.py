@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field, model_validator
 from data.base_config import FrozenConfig
 
 Pooling = Literal["auto", "cls", "mean", "classifier"]
+Precision = Literal["float32", "bf16", "int8"]
 
 
 class BackboneOptions(FrozenConfig, ABC):

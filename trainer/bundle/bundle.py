@@ -24,10 +24,9 @@ from data.text.tokenizer import Tokenizer, open_tokenizer
 from heads.logits import ClassRows
 from heads.losses import score
 from trainer.backbone.backbone import Backbone, build_backbone, load_weights
-from trainer.backbone.config import BackboneConfig, BackboneOptions, ImportedBackbone
-from trainer.backbone.folding import fold_batch_norms
+from trainer.backbone.config import BackboneConfig, BackboneOptions, ImportedBackbone, Precision
 from trainer.backbone.onnx_backbone import OnnxBackbone
-from trainer.backbone.precision import Precision, check_device
+from trainer.backbone.precision import check_device, fold_batch_norms
 from trainer.bundle.class_list import open_classes
 from trainer.bundle.row_file import RowFile
 from trainer.bundle.spec import (
@@ -117,13 +116,6 @@ class Bundle:
                 raise ValueError(
                     f"{self.path / name} does not match its checksum: copy the bundle again"
                 )
-
-    def class_id(self, name_or_id: str | int) -> int:
-        """Return the ID of a class, given its exact name, its ID, or "#" followed by its ID.
-
-        Raises ValueError, listing the nearest names, if there is no such class.
-        """
-        return self.classes.id_of(name_or_id)
 
     def rows(self, class_ids: Sequence[int]) -> ClassRows:
         """Read the rows, float32 [n, dim], and the biases of classes from disk."""

@@ -22,7 +22,8 @@ from data.shards.manifest import Manifest
 from data.shards.split import Split, open_split
 from heads.losses import score
 from heads.slc import positions_of_labels
-from trainer.backbone.precision import Precision, check_device
+from trainer.backbone.config import Precision
+from trainer.backbone.precision import check_device
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.calibration_options import CalibrationOptions
 from trainer.bundle.model_card import thresholds_section, with_section

@@ -20,7 +20,7 @@ class CalibrationOptions:
     recalls: Annotated[Recalls, Option("--recall", metavar="R,…")] = Field(
         (0.9, 0.99),
         min_length=1,
-        description="recalls for which to compute thresholds (above 0, at most 1)",
+        description="recalls for which to compute thresholds (above 0, at most 1); can be repeated",
     )
     confidence: float = Field(
         0.9, gt=0, lt=1, description="confidence of the guarantees and intervals of the thresholds"

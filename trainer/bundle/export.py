@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from data.text.tokenizer import open_tokenizer
 from heads import ClassHead, ClassRows
 from trainer.backbone.onnx_backbone import write_onnx
 from trainer.bundle.model_card import model_card, thresholds_section
@@ -45,19 +44,16 @@ def export_run(
         evaluation.promises, evaluation.reached.numpy(), evaluation.num_samples
     )
     backbone, data = trained.task.backbone, trained.recipe.data
-    tokenizer = None
-    if data.text is not None:
-        tokenizer = open_tokenizer(data.text.tokenizer, max_length=data.text.max_length)
     spec = _spec(trained, thresholds)
     write_bundle(
         out,
         backbone=backbone,
         spec=spec,
-        classes=trained.manifest.classes,
+        classes=trained.data.manifest.classes,
         thresholds=thresholds,
         weight_blocks=_rows_in_class_order(trained.task.head),
         model_card=_model_card(trained, evaluation, spec, thresholds),
-        tokenizer=tokenizer,
+        tokenizer=trained.data.tokenizer,
         write_onnx=(lambda file: write_onnx(backbone, data.image, file)) if onnx else None,
         force=force,
     )
@@ -122,9 +118,9 @@ thresholds, so expect slightly lower values on new data.
         {
             "backbone": recipe.backbone.label,
             "head": f"{head.weights.kind} weights x {head.logits.kind} logits, {spec.dim} features",
-            "data": str(trained.manifest.source),
+            "data": str(trained.data.manifest.source),
         },
         spec,
-        trained.manifest.classes[0].name,
+        trained.data.manifest.classes[0].name,
         (measured, thresholds_section(thresholds)),
     )

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from data.loading.batch import Batch
 from data.progress import Report
-from trainer.backbone.onnx_backbone import check_packages, write_onnx
+from trainer.backbone.onnx_backbone import BF16, check_packages, write_int8, write_onnx
 from trainer.backbone.precision import LowPrecision, check_device
-from trainer.backbone.quantization import BF16, write_int8
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.calibration import (
     Calibration,

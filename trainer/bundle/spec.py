@@ -22,8 +22,7 @@ from data.images.config import ImageConfig
 from data.text.tokenizer import CONFIG_FILE, TOKENIZER_FILE
 from heads.logits import Dot, LogitMapConfig
 from heads.losses import Loss, ScoreKind
-from trainer.backbone.config import Pooling
-from trainer.backbone.precision import Precision
+from trainer.backbone.config import Pooling, Precision
 
 Reads = Literal["images", "texts"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]

@@ -16,8 +16,7 @@ from data.classes.class_list import ClassInfo
 from data.files import sha256_of, sync
 from data.text.tokenizer import Tokenizer
 from trainer.backbone.backbone import Backbone
-from trainer.backbone.config import BackboneOptions, ImportedBackbone
-from trainer.backbone.precision import Precision
+from trainer.backbone.config import BackboneOptions, ImportedBackbone, Precision
 from trainer.bundle.class_list import open_classes, write_classes
 from trainer.bundle.row_file import write_rows
 from trainer.bundle.spec import (

@@ -9,9 +9,9 @@ and `best`.
 
 from trainer.checkpoints.find import Checkpoint, find_checkpoint, open_checkpoint
 from trainer.checkpoints.folders import committed_folders
-from trainer.checkpoints.load import load_tensors, restore_random_state, stored_tensors
+from trainer.checkpoints.load import load_tensors, restore_random_state, stored_shapes
 from trainer.checkpoints.manifest import FORMAT_VERSION
-from trainer.checkpoints.writer import CheckpointWriter, save_checkpoint
+from trainer.checkpoints.writer import CheckpointWriter
 
 __all__ = [
     "FORMAT_VERSION",
@@ -22,6 +22,5 @@ __all__ = [
     "load_tensors",
     "open_checkpoint",
     "restore_random_state",
-    "save_checkpoint",
-    "stored_tensors",
+    "stored_shapes",
 ]

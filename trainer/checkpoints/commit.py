@@ -20,11 +20,11 @@ power failure could leave a folder with the final name but with empty or truncat
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch.distributed import ProcessGroup
 
@@ -52,47 +52,33 @@ from trainer.checkpoints.manifest import (
     Manifest,
 )
 from trainer.checkpoints.pieces import Piece, write_file, write_shard
+from trainer.config import CheckpointConfig
 from trainer.world import World
 
 # Keys that the writer adds to state.json.
 RESERVED_KEYS = frozenset({"world_size", "random_states", "best"})
 
 
-@dataclass(frozen=True)
-class StoredCheckpoint:
-    """The step of a committed checkpoint and, if it was evaluated, the result."""
+def superseded(
+    results: Mapping[int, float | None], config: CheckpointConfig, keep_every_steps: int | None
+) -> set[int]:
+    """Return the steps to delete, given the steps of all checkpoints and their evaluation results.
 
-    step: int
-    best: float | None = None
-
-
-@dataclass(frozen=True)
-class Retention:
-    """The checkpoints to keep: the newest `last` checkpoints, all checkpoints at multiples of
-    `every_steps`, and the best one (with the highest or lowest result, as `mode` specifies).
+    The newest `keep_last` checkpoints are kept, all checkpoints at multiples of `keep_every_steps`,
+    and the best one. If several checkpoints share the best result, the earliest is kept.
     """
-
-    last: int
-    every_steps: int | None = None
-    mode: Literal["max", "min"] | None = None
-
-
-def superseded(stored: Sequence[StoredCheckpoint], retention: Retention) -> set[int]:
-    """Return the steps to delete, which never include the newest. If several checkpoints share the
-    best result, the earliest is kept.
-    """
-    kept = set(sorted(entry.step for entry in stored)[-retention.last :])
-    if retention.every_steps is not None:
-        kept |= {entry.step for entry in stored if entry.step % retention.every_steps == 0}
-    sign = -1 if retention.mode == "min" else 1
-    measured = [
-        (sign * entry.best, -entry.step)
-        for entry in stored
-        if entry.best is not None and math.isfinite(entry.best)
-    ]
-    if retention.mode is not None and measured:
-        kept.add(-max(measured)[1])
-    return {entry.step for entry in stored} - kept
+    kept = set(sorted(results)[-config.keep_last :])
+    if keep_every_steps is not None:
+        kept |= {step for step in results if step % keep_every_steps == 0}
+    if config.keep_best is not None:
+        sign = -1 if config.keep_best.mode == "min" else 1
+        measured = [
+            (sign * result, -step)
+            for step, result in results.items()
+            if result is not None and math.isfinite(result)
+        ]
+        kept |= {-step for _, step in sorted(measured)[-1:]}
+    return results.keys() - kept
 
 
 @dataclass
@@ -118,7 +104,8 @@ class Commit:
     root: Path
     world: World
     group: ProcessGroup | None
-    retention: Retention
+    config: CheckpointConfig
+    keep_every_steps: int | None
     measure: str | None
     rejected: set[int] = field(default_factory=set)
 
@@ -171,9 +158,7 @@ class Commit:
                 of_path = step_of(path) or 0
                 if of_path <= step and path.suffix == REPLACED and of_path not in self.rejected:
                     settle_replaced(path)
-            stored = [self._stored(path, step) for path in committed_folders(self.root)]
-            expired = superseded([entry for entry in stored if entry], self.retention)
-            for old in expired:
+            for old in superseded(self._results(step), self.config, self.keep_every_steps):
                 discard(step_folder(self.root, old))
 
         self._on_main(f"older checkpoints in {self.root} could not be deleted", retire)
@@ -221,20 +206,21 @@ class Commit:
         manifest = Manifest(step=save.step, world_size=self.world.size, best=save.best, files=files)
         write_file(temporary / MANIFEST_FILE, [memoryview(manifest.render())])
 
-    def _stored(self, path: Path, step: int) -> StoredCheckpoint | None:
-        """Return the step and result of a checkpoint, or None if it is rejected or altered. File
-        contents are not read.
+    def _results(self, last: int) -> dict[int, float | None]:
+        """Return the evaluation results of the checkpoints up to the step `last` that are neither
+        rejected nor altered. File contents are not read.
         """
-        if (step_of(path) or 0) > step or step_of(path) in self.rejected:
-            return None
-        try:
-            manifest = inspect_checkpoint(path)
-        except ValueError:
-            return None
-        # Results of different measures or on different data are not comparable.
-        best, measure = manifest.best, self.measure or ""
-        comparable = best and best.measure in (measure, measure.partition(SEPARATOR)[0])
-        return StoredCheckpoint(manifest.step, best.value if best and comparable else None)
+        results: dict[int, float | None] = {}
+        measures = (self.measure, (self.measure or "").partition(SEPARATOR)[0])
+        for path in committed_folders(self.root):
+            step = step_of(path) or 0
+            if step > last or step in self.rejected:
+                continue
+            with suppress(ValueError):
+                best = inspect_checkpoint(path).best
+                # Results of different measures or on different data are not comparable.
+                results[step] = best.value if best and best.measure in measures else None
+        return results
 
 
 def _check_complete(temporary: Path, files: dict[str, FileDigest]) -> None:

@@ -15,8 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from heads.dtensors import local, sharded_rows
 from trainer.backbone.batch_norm import persistent_buffers
-from trainer.checkpoints import Checkpoint, load_tensors, stored_tensors
-from trainer.checkpoints.load import StoredTensor
+from trainer.checkpoints import Checkpoint, load_tensors, stored_shapes
 from trainer.optimizers import create_moments_of, tensors_of
 from trainer.task import Task
 from trainer.world import World
@@ -109,7 +108,7 @@ def load_entries(checkpoint: Checkpoint, entries: dict[str, Tensor], world: Worl
     Also reads checkpoints of earlier versions, which store the head's bias as the last column of
     its weight. Raises the errors of `load_tensors`.
     """
-    columns = _bias_columns(entries, stored_tensors(checkpoint))
+    columns = _bias_columns(entries, stored_shapes(checkpoint))
     targets = {name: tensor for name, tensor in entries.items() if name not in columns.values()}
     for name in columns:
         entry = entries[name]
@@ -138,7 +137,7 @@ def load_entries(checkpoint: Checkpoint, entries: dict[str, Tensor], world: Worl
 
 
 def _bias_columns(
-    entries: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]
+    entries: Mapping[str, Tensor], stored: Mapping[str, torch.Size]
 ) -> dict[str, str]:
     """Return a map from each entry of the head's weight to the matching entry of its bias, if
     `stored` contains both in one tensor. The optimizer's step counter is a scalar and applies to
@@ -150,6 +149,6 @@ def _bias_columns(
         if weight == bias or bias in stored or weight not in stored:
             continue
         shape = entries[weight].shape
-        if stored[weight].shape == ((shape[0], shape[1] + 1) if shape else shape):
+        if stored[weight] == ((shape[0], shape[1] + 1) if shape else shape):
             found[weight] = bias
     return found

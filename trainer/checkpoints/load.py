@@ -9,7 +9,6 @@ import base64
 import hashlib
 import warnings
 from functools import partial
-from typing import NamedTuple
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -25,21 +24,10 @@ from trainer.checkpoints.find import Checkpoint
 from trainer.world import World, random_state, set_random_state
 
 
-class StoredTensor(NamedTuple):
-    """The shape and dtype of a tensor in a checkpoint."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-
-
-def stored_tensors(checkpoint: Checkpoint) -> dict[str, StoredTensor]:
-    """Return the shapes and dtypes of a checkpoint's tensors by name."""
-    stored = _metadata(checkpoint).state_dict_metadata
-    return {
-        name: StoredTensor(entry.size, entry.properties.dtype)
-        for name, entry in stored.items()
-        if isinstance(entry, TensorStorageMetadata)
-    }
+def stored_shapes(checkpoint: Checkpoint) -> dict[str, torch.Size]:
+    """Return the shapes of a checkpoint's tensors by name."""
+    stored = _metadata(checkpoint).state_dict_metadata.items()
+    return {name: entry.size for name, entry in stored if isinstance(entry, TensorStorageMetadata)}
 
 
 def load_tensors(checkpoint: Checkpoint, entries: dict[str, Tensor], world: World) -> None:

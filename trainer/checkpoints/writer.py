@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -21,11 +21,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.checkpoints.commit import RESERVED_KEYS, Commit, Retention, Save
+from trainer.checkpoints.commit import RESERVED_KEYS, Commit, Save
 from trainer.checkpoints.load import packed_random_state
 from trainer.checkpoints.manifest import SEPARATOR, Best
 from trainer.checkpoints.pieces import Ownership, Piece, bytes_of
 from trainer.config import CheckpointConfig
+from trainer.telemetry.jsonl import Event
 from trainer.world import World
 
 _ALIGNMENT = 64
@@ -70,17 +71,6 @@ class Staging:
         return copies
 
 
-@dataclass(frozen=True)
-class SaveFailure:
-    """A failed save. If `is_lost` is true, the checkpoint was not written. Otherwise it was
-    written, but older checkpoints could not be deleted.
-    """
-
-    step: int
-    reason: str
-    is_lost: bool
-
-
 class CheckpointWriter:
     """Writes checkpoints to `root/step-…`. Creating, using and closing a writer are collective.
 
@@ -91,7 +81,7 @@ class CheckpointWriter:
     waited.
 
     If a background save fails, `finish` raises OSError on all ranks. If `save` is called instead,
-    it writes in the foreground and raises OSError only if that fails too. `failures` reports a
+    it writes in the foreground and raises OSError only if that fails too. `events` reports a
     failure earlier, without a collective.
     """
 
@@ -117,22 +107,19 @@ class CheckpointWriter:
         self._measure = config.keep_best.measure if config.keep_best else None
         if self._measure is not None and evaluated_on is not None:
             self._measure += SEPARATOR + evaluated_on
-        mode = config.keep_best.mode if config.keep_best else None
-        retention = Retention(config.keep_last, keep_every_steps, mode)
         # The thread has its own process group. Otherwise its collectives would interleave with
         # training's collectives in a different order on each rank.
         group = None
         if world.size > 1:
             group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
-        self._commit = Commit(root, world, group, retention, self._measure)
+        self._commit = Commit(root, world, group, config, keep_every_steps, self._measure)
         self._commit.start(start_step)
         self._ownership = Ownership(group, world.rank)
         self._staging = Staging() if config.in_background else None
         self._thread = ThreadPoolExecutor(1, "checkpoint") if config.in_background else None
-        self._pending: Future[Path] | None = None
+        self._pending: Future[None] | None = None
         self._pending_step = 0
-        self._committed: deque[Path] = deque()
-        self._failures: deque[SaveFailure] = deque()
+        self._events: deque[Event] = deque()
 
     def __enter__(self) -> Self:
         return self
@@ -167,7 +154,7 @@ class CheckpointWriter:
         is_waiting = self._pending is not None and not self._pending.done()
         try:
             self.finish()
-        except OSError:  # raised on all ranks, and already in `failures`
+        except OSError:  # raised on all ranks, and already in `events`
             failed = True
         waited = time.perf_counter() - started
         is_long = is_waiting and waited > _REPORTED_WAIT_SECONDS
@@ -194,13 +181,13 @@ class CheckpointWriter:
         self._pending_step = save.step
         self._pending = self._thread.submit(self._write, save)
 
-    def committed(self) -> list[Path]:
-        """Return the folders committed since the last call. Not collective."""
-        return [self._committed.popleft() for _ in range(len(self._committed))]
+    def events(self) -> list[Event]:
+        """Return what happened since the last call. Not collective.
 
-    def failures(self) -> list[SaveFailure]:
-        """Return the failures since the last call. Not collective."""
-        return [self._failures.popleft() for _ in range(len(self._failures))]
+        `checkpoint`: a folder was committed. `lost_checkpoint`: it could not be written.
+        `kept_checkpoints`: it was, but older checkpoints could not be deleted.
+        """
+        return [self._events.popleft() for _ in range(len(self._events))]
 
     def finish(self) -> None:
         """Wait until the pending save is committed. Raises OSError if it failed."""
@@ -208,27 +195,19 @@ class CheckpointWriter:
         if pending is not None:
             pending.result()
 
-    def _write(self, save: Save) -> Path:
+    def _write(self, save: Save) -> None:
         try:
             folder = self._commit.write(save)
         except OSError as error:
-            self._failures.append(SaveFailure(save.step, str(error), is_lost=True))
+            self._failed("lost_checkpoint", save.step, error)
             raise
-        self._committed.append(folder)
+        self._events.append(
+            Event("checkpoint", save.step, f"checkpoint {folder}", {"folder": str(folder)})
+        )
         try:
             self._commit.retire(save.step)
         except OSError as error:  # not fatal: the checkpoint is committed; the next save retries
-            self._failures.append(SaveFailure(save.step, str(error), is_lost=False))
-        return folder
+            self._failed("kept_checkpoints", save.step, error)
 
-
-def save_checkpoint(
-    root: Path, entries: dict[str, Tensor], state: dict[str, Any], world: World, *, keep: int
-) -> Path:
-    """Write one checkpoint in the foreground and delete all but the newest `keep` checkpoints
-    (collective).
-    """
-    config = CheckpointConfig(keep_last=keep, in_background=False)
-    with CheckpointWriter(root, config, world, start_step=state["step"]) as writer:
-        writer.save(entries, state)
-        return writer.committed()[0]
+    def _failed(self, name: str, step: int, error: OSError) -> None:
+        self._events.append(Event(name, step, str(error), {"reason": str(error)}))

@@ -2,13 +2,11 @@
 confusions.
 """
 
-from trainer.evaluation.features import EvaluationStopped
 from trainer.evaluation.measure import Evaluation, evaluate_split, measure
 from trainer.evaluation.saved import load_evaluation, save_evaluation
 
 __all__ = [
     "Evaluation",
-    "EvaluationStopped",
     "evaluate_split",
     "load_evaluation",
     "measure",

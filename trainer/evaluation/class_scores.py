@@ -1,10 +1,12 @@
-"""Passes over all classes for the rows of a class group.
+"""The rows of a split that a class group evaluates, and passes over all classes for these rows.
 
-The first pass computes the top-k classes, the scores of the true classes and the single-logit (SLC)
-metrics. A second pass counts the samples that reach given thresholds.
+Each rank computes the features of its share of the split, and the ranks of a class group gather
+their shares. The first pass over the classes computes the top-k classes, the scores of the true
+classes and the single-logit (SLC) metrics. A second pass counts the samples that reach given
+thresholds.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 
@@ -13,14 +15,15 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from data.loading.batch import Batch
 from heads import ClassHead
-from heads.collectives import all_gather_equal, all_reduce_max, all_reduce_sum
+from heads.collectives import all_gather_equal, all_gather_rows, all_reduce_max, all_reduce_sum
 from heads.head import ClassScores as BlockScores
 from heads.rows.node_values import wide_dtype
 from heads.slc import ClassMeasures, block_measures, positions_of_labels
 from heads.topk import largest_columns, sort_largest
-from trainer.evaluation.features import ShouldStop, SplitRows, all_rows, check_stop
 from trainer.promises import Promises
+from trainer.task import Task
 from trainer.world import World
 
 # Shape legend: N rows, of which n belong to this class group; C classes of a block; K classes in
@@ -29,6 +32,52 @@ from trainer.world import World
 _NO_CLASS = torch.iinfo(torch.int64).max  # sorts after every class with the same score
 _COPIES = 3  # copies of a block's scores in memory at the same time
 _CLASSES_AT_ONCE = 1 << 20  # whose counts are sent to the main rank
+
+
+@dataclass(frozen=True)
+class SplitRows:
+    """The rows of a split that one class group evaluates: `features` [n, d] and `labels` [n]. All
+    ranks of the group have the same rows."""
+
+    features: Tensor
+    labels: Tensor
+
+
+def gathered_rows(
+    task: Task,
+    batches: Iterable[Batch],
+    world: World,
+    *,
+    progress: Callable[[int], None] = lambda samples: None,
+    check: Callable[[], None] = lambda: None,
+) -> SplitRows:
+    """Run the backbone over this rank's `batches` and gather its class group's rows (collective).
+
+    Every rank must have the same number of batches, including empty ones, because the forward pass
+    of a sharded backbone is collective. `check` is called before each batch.
+    """
+    # Ranks without a batch need the right shape, too.
+    features = [torch.empty((0, task.head.dim), device=world.device)]
+    labels = [torch.empty(0, dtype=torch.int64, device=world.device)]
+    for batch in batches:
+        check()
+        features.append(task.features(batch.inputs))
+        labels.append(batch.labels.to(world.device))
+        if len(batch.labels):
+            progress(len(batch.labels))
+    mine = torch.cat(features)
+    features.clear()  # otherwise they would be in memory twice during the gather
+    group = task.head.engine.class_group
+    return SplitRows(all_rows(mine, group), all_rows(torch.cat(labels), group))
+
+
+def all_rows(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
+    """Gather tensors [b, ...] from all ranks in `group`, in rank order (collective). b may differ
+    between ranks.
+    """
+    count = torch.tensor([len(tensor)], device=tensor.device)
+    sizes = torch.cat(all_gather_equal(count, group)).tolist()
+    return all_gather_rows(tensor, sizes, group)
 
 
 class Ranking:
@@ -86,7 +135,7 @@ def score_classes(
     k: int,
     recalls: Sequence[float],
     world: World,
-    should_stop: ShouldStop,
+    check: Callable[[], None],
 ) -> ClassScores:
     """Score all classes (collective). `measured` [P] are the classes with samples in any group, in
     ascending order.
@@ -101,7 +150,7 @@ def score_classes(
     ranking = Ranking(k, true_scores)
     measures = [block_measures(true_scores[:, None][:, :0], labels, labels[:0], recalls)]
     nan_class = torch.tensor(-1, device=labels.device)
-    for block in _scored_blocks(head, rows, world, should_stop):
+    for block in _scored_blocks(head, rows, world, check):
         scores, class_ids = block.scores, block.class_ids
         highest = scores.amax(1)
         if highest.isnan().any():  # raised after the loop, because other ranks wait for this one
@@ -128,14 +177,14 @@ def score_classes(
 
 
 def _scored_blocks(
-    head: ClassHead, rows: SplitRows, world: World, should_stop: ShouldStop
+    head: ClassHead, rows: SplitRows, world: World, check: Callable[[], None]
 ) -> Iterator[BlockScores]:
     """Yield the scores of this rank's classes in blocks that fit in the head's memory budget
     (collective).
 
     All groups along `data` process each block together, so their blocks have the same size. Their
-    numbers of rows and, on GPUs of different models, their budgets may differ. `should_stop` is
-    called before each block, and as often on every rank as on the rank with the most blocks.
+    numbers of rows and, on GPUs of different models, their budgets may differ. `check` is called
+    before each block, and as often on every rank as on the rank with the most blocks.
     """
     fitting = head.engine.logit_bytes // (_COPIES * 4 * max(1, len(rows.labels)))
     device, weights = head.weight.device, head.engine.weights
@@ -144,7 +193,7 @@ def _scored_blocks(
     num_blocks = torch.tensor(-(-(weights.stop - weights.start) // at_once), device=device)
     blocks = iter(head.score_blocks(rows.features, at_once))
     for _ in range(int(all_reduce_max(num_blocks, world.group))):
-        check_stop(should_stop)
+        check()
         yield from islice(blocks, 1)
 
 
@@ -176,7 +225,7 @@ def count_samples_above(
     promises: Promises,
     *,
     world: World,
-    should_stop: ShouldStop,
+    check: Callable[[], None],
 ) -> Tensor:
     """For each class, count the samples whose score is at or above each of its thresholds
     (collective).
@@ -193,7 +242,7 @@ def count_samples_above(
     thresholds = torch.from_numpy(promises.thresholds)
     shape = (num_mine, thresholds.shape[1], 2)
     mine, done = torch.zeros(shape, dtype=torch.int32, device=labels.device), 0
-    for block in _scored_blocks(head, rows, world, should_stop):
+    for block in _scored_blocks(head, rows, world, check):
         ids = block.class_ids
         own = thresholds[promises.row_of_class[ids.cpu().numpy()]].to(labels.device)
         mine[done : done + len(ids)] = count_reached(block.scores, labels, ids, own)

@@ -6,6 +6,7 @@ group gather the features of these rows (n x d), and each rank scores its own cl
 counts are then summed over the groups.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,13 +24,12 @@ from heads.collectives import all_reduce_sum
 from heads.similarity import similarity_accuracy
 from heads.slc import ClassMeasures
 from trainer.config import EvalConfig, Recipe
-from trainer.evaluation.class_scores import count_samples_above, score_classes
-from trainer.evaluation.features import (
-    ShouldStop,
+from trainer.evaluation.class_scores import (
     SplitRows,
     all_rows,
+    count_samples_above,
     gathered_rows,
-    never_stop,
+    score_classes,
 )
 from trainer.promises import Promises, groups_of_head, make_promises
 from trainer.task import Task
@@ -67,15 +67,15 @@ def evaluate_split(
     label_vectors: np.ndarray | None,
     manifest: Manifest | None = None,
     progress: Report = lambda done, total: None,
-    should_stop: ShouldStop = never_stop,
+    check: Callable[[], None] = lambda: None,
 ) -> Evaluation:
     """Evaluate the recipe's evaluation split (collective). Pass the `manifest` of the shards if it
     is already loaded.
 
     `label_vectors` [K, D] adds the similarity accuracy SA. `progress` is called on rank 0 after
-    each batch, for all ranks, which evaluate about the same number of samples. `should_stop` is
-    called the same number of times on every rank and must return the same value on all of them; if
-    it returns true, all ranks raise EvaluationStopped.
+    each batch, for all ranks, which evaluate about the same number of samples. `check` is called
+    the same number of times on every rank; to stop the evaluation, it must raise an error in the
+    same call on all of them.
     """
     data, config, was_training = recipe.data, recipe.evaluation, task.training
     manifest = manifest or load_manifest(data)
@@ -98,14 +98,14 @@ def evaluate_split(
                 if world.is_main:
                     progress(done, total)
 
-            rows = gathered_rows(task, loader, world, progress=advance, should_stop=should_stop)
+            rows = gathered_rows(task, loader, world, progress=advance, check=check)
         return measure(
             task.head,
             rows,
             config,
             world,
             label_vectors=None if label_vectors is None else torch.from_numpy(label_vectors),
-            should_stop=should_stop,
+            check=check,
         )
     finally:
         task.train(was_training)
@@ -118,7 +118,7 @@ def measure(
     world: World,
     *,
     label_vectors: Tensor | None = None,
-    should_stop: ShouldStop = never_stop,
+    check: Callable[[], None] = lambda: None,
 ) -> Evaluation:
     """Compute all metrics. Each class group passes its own `rows` (collective).
 
@@ -145,7 +145,7 @@ def measure(
         k=min(num_classes, max(config.topk)),
         recalls=config.recalls,
         world=world,
-        should_stop=should_stop,
+        check=check,
     )
     correct = scores.predicted == labels.unsqueeze(1)
     metrics = {
@@ -170,7 +170,7 @@ def measure(
         metrics,
         scores.classes,
         promises,
-        count_samples_above(head, rows, promises, world=world, should_stop=should_stop),
+        count_samples_above(head, rows, promises, world=world, check=check),
         num_samples,
         all_reduce_sum(num_correct, data_group).cpu(),
         most_confused(labels, first, num_classes, data_group).cpu(),

@@ -1,6 +1,6 @@
 """Detects and explains faults in a run: hangs and out-of-memory errors."""
 
 from trainer.faults.out_of_memory import advice, is_out_of_memory
-from trainer.faults.watchdog import LostRankError, Watchdog
+from trainer.faults.watchdog import LOST, Watchdog
 
-__all__ = ["LostRankError", "Watchdog", "advice", "is_out_of_memory"]
+__all__ = ["LOST", "Watchdog", "advice", "is_out_of_memory"]

@@ -35,21 +35,10 @@ _GAP_SECONDS = 4.0
 _POLLS_PER_GAP = 8
 _STORE_SECONDS = 2.0
 _OVER = "over"
+LOST = "another rank exited during a step"
 _LIBRARIES = ("torch", "deepspeed", "contextlib")
 
 _States = dict[int, RankState]
-
-
-class LostRankError(RuntimeError):
-    """Training cannot continue because another rank is lost. The message names the rank.
-
-    If `is_reported` is true, another rank has printed the reason, so this message need not be
-    printed.
-    """
-
-    def __init__(self, line: str | None) -> None:
-        self.is_reported = line is None
-        super().__init__(line or "another rank has reported the reason")
 
 
 class _SharedStates:
@@ -119,9 +108,9 @@ class Watchdog:
     """Runs a thread that ends this rank's process after `timeout_seconds` in one collective.
 
     Entering the context and leaving it without an error are both collective. An error about a lost
-    rank is converted to LostRankError. With one rank, the watchdog does nothing. The timeouts of
-    the process groups must be several seconds longer than `timeout_seconds`. Raises RuntimeError if
-    torch's flight recorder is disabled.
+    rank becomes a RuntimeError, or ends the process if another rank has printed the reason. With
+    one rank, the watchdog does nothing. The timeouts of the process groups must be several seconds
+    longer than `timeout_seconds`. Raises RuntimeError if torch's flight recorder is disabled.
     """
 
     def __init__(self, world: World, *, timeout_seconds: float, phases: Phases) -> None:
@@ -170,10 +159,12 @@ class Watchdog:
                 error = lost
         if error is not None and is_lost_rank(error):
             # The launcher reports the rank that exited. This rank only needs to exit promptly.
-            line = None if self._states.is_claimed() else "another rank exited during a step"
+            is_reported = self._states.is_claimed()
             self._wait_for_readers()
             self._close()
-            raise LostRankError(line) from error
+            if is_reported:
+                leave(FAILED)
+            raise RuntimeError(LOST) from error
         self._close()
         if error is None:
             # The rank that hosts the store must not exit while another rank is still writing to it.

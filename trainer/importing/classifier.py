@@ -23,17 +23,19 @@ from data.messages import one_line
 from heads.losses import BinaryCrossEntropy, CrossEntropy, Loss
 from trainer.backbone.backbone import Backbone
 from trainer.backbone.onnx_backbone import write_onnx
-from trainer.backbone.timm_models import check_timm, is_timm, without_head_arguments
 from trainer.backbone.transformers_models import (
     CONFIGURATION_ERRORS,
+    check_timm,
     classifier_class,
+    is_timm,
     take_last_layer,
+    without_head_arguments,
 )
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.model_card import NO_THRESHOLDS, model_card
 from trainer.bundle.spec import BundleSpec, LossSpec
 from trainer.bundle.writing import write_bundle
-from trainer.importing.examples import Examples, image_examples, text_examples
+from trainer.importing.preprocessing import Examples, image_examples, text_examples
 from trainer.importing.source import open_source
 
 # The largest difference of a logit, relative to the largest logit. Rounding in float32 causes
@@ -49,19 +51,6 @@ _REQUIRED = (
 
 
 @dataclass(frozen=True)
-class ImportOptions:
-    """Options of an import. `class_names` is a file with one name per class, and `max_length` is
-    the maximum number of tokens of a text; both replace those of the model. If `onnx` is true, the
-    backbone is also written for onnxruntime.
-    """
-
-    class_names: Path | None = None
-    max_length: int | None = None
-    onnx: bool = False
-    force: bool = False
-
-
-@dataclass(frozen=True)
 class Imported:
     """An imported model: its architecture, its number of classes and of renamed classes, and the
     largest difference of a logit from the original model, relative to the largest logit.
@@ -73,8 +62,20 @@ class Imported:
     difference: float
 
 
-def import_classifier(source: str, out: Path, options: ImportOptions) -> Imported:
+def import_classifier(
+    source: str,
+    out: Path,
+    *,
+    class_names: Path | None = None,
+    max_length: int | None = None,
+    onnx: bool = False,
+    force: bool = False,
+) -> Imported:
     """Import the model `source`, a folder or `hub:NAME`, as the bundle `out`.
+
+    `class_names` is a file with one name per class, and `max_length` is the maximum number of
+    tokens of a text; both replace those of the model. If `onnx` is true, the backbone is also
+    written for onnxruntime.
 
     The original model and the bundle's backbone are in memory at the same time. Raises ValueError,
     naming the architecture, if the model cannot be represented or if the logits of the bundle
@@ -86,8 +87,8 @@ def import_classifier(source: str, out: Path, options: ImportOptions) -> Importe
     model = _load(folder, config, source)
     architecture, num_classes = type(model).__name__, config.num_labels or 0
     if model.main_input_name == "input_ids":
-        examples = text_examples(folder, model, source, options.max_length)
-    elif options.max_length is None:
+        examples = text_examples(folder, model, source, max_length)
+    elif max_length is None:
         examples = image_examples(folder, model, source)
     else:
         raise ValueError(f"{source} reads images: remove --max-length")
@@ -100,8 +101,8 @@ def import_classifier(source: str, out: Path, options: ImportOptions) -> Importe
     backbone = Backbone(model, pooling="classifier", image=examples.image).eval()
     id2label: Mapping[Any, str] = config.id2label or {}
     names = [str(id2label.get(number, "")) for number in range(num_classes)]
-    if options.class_names is not None:
-        names = _names_in_file(options.class_names, num_classes)
+    if class_names is not None:
+        names = _names_in_file(class_names, num_classes)
     entries = _class_entries(names)
     rows = layer.weight.detach()
     if layer.bias is not None:
@@ -147,11 +148,9 @@ def import_classifier(source: str, out: Path, options: ImportOptions) -> Importe
             [NO_THRESHOLDS],
         ),
         tokenizer=examples.tokenizer,
-        write_onnx=(
-            (lambda file: write_onnx(backbone, examples.image, file)) if options.onnx else None
-        ),
+        write_onnx=((lambda file: write_onnx(backbone, examples.image, file)) if onnx else None),
         check=check,
-        force=options.force,
+        force=force,
     )
     renamed = sum(entry.name != name for entry, name in zip(entries, names, strict=True))
     return Imported(architecture, num_classes, renamed, difference)

@@ -7,7 +7,7 @@ import time
 from data.extras import missing_extra
 from data.loading.workers import lost_worker
 from trainer.config import Recipe
-from trainer.faults import LostRankError, advice, is_out_of_memory
+from trainer.faults import LOST, advice, is_out_of_memory
 from trainer.process.exit_codes import BAD_INPUT, FAILED, code_of
 from trainer.world import World, is_lost_rank
 
@@ -36,12 +36,10 @@ def report_error(
         return None if missing is None else print_error(missing, BAD_INPUT)
     if world is None and isinstance(error, ValueError | OSError) and not is_lost_rank(error):
         return print_error(str(error), code_of(error))
-    if isinstance(error, LostRankError):
-        return FAILED if error.is_reported else print_error(str(error), FAILED)
     if isinstance(error, RuntimeError) and (reason := lost_worker(error)) is not None:
         return print_error(reason, FAILED)
     if is_lost_rank(error):
-        return print_error("another rank exited during a step", FAILED)
+        return print_error(LOST, FAILED)
     if recipe is not None and world is not None and is_out_of_memory(error):
         return print_error(advice(error, recipe, world, evaluating=evaluating), FAILED)
     if isinstance(error, FloatingPointError):

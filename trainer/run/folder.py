@@ -1,13 +1,11 @@
 """A run's folder: the paths of its files, its lock and its recipe."""
 
 import fcntl
-import os
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import IO, Any
 
 from data.files import commit
@@ -43,27 +41,18 @@ class RunFolder:
         Raises TransientError if another process still holds the lock after `wait_seconds`, and
         OSError if the folder cannot be created or written.
         """
-        with self._writable():
+        try:
             retried(str(self.path), lambda: self.path.mkdir(parents=True, exist_ok=True))
             lock = retried(str(self._lock), lambda: self._lock.open("w"))
+        except OSError as error:
+            reason = error.strerror or error
+            raise OSError(
+                f"run is {self.path}, which cannot be created or written to ({reason}): "
+                "choose another folder with run=FOLDER"
+            ) from error
         with lock as file:
-            self._claim(file, fcntl.LOCK_EX, wait_seconds)
+            self._claim(file, wait_seconds)
             yield
-
-    def check_writable(self) -> None:
-        """Raise the errors of `locked`, and OSError if no checkpoint can be written.
-
-        Does not leave files behind. All ranks may call it at the same time.
-        """
-        with self._writable():
-            for folder in (self.path, self.checkpoints):
-                existing = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
-                with TemporaryFile(dir=existing) as file:
-                    file.write(b"kway")
-            lock = self._lock.open("r+") if self._lock.exists() else None
-        if lock is not None:
-            with lock as file:
-                self._claim(file, fcntl.LOCK_SH)
 
     def is_locked(self) -> bool:
         """Return whether a process is training in the folder."""
@@ -80,22 +69,11 @@ class RunFolder:
     def _lock(self) -> Path:
         return self.path / ".lock"
 
-    @contextmanager
-    def _writable(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            reason = error.strerror or error
-            raise OSError(
-                f"run is {self.path}, which cannot be created or written to ({reason}): "
-                "choose another folder with run=FOLDER"
-            ) from error
-
-    def _claim(self, lock: IO[str], mode: int, wait_seconds: float = 0) -> None:
+    def _claim(self, lock: IO[str], wait_seconds: float) -> None:
         deadline, is_waiting = time.monotonic() + wait_seconds, False
         while True:
             try:
-                fcntl.flock(lock, mode | fcntl.LOCK_NB)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
                 in_use = f"run {self.path} is being trained by another process"
@@ -126,11 +104,6 @@ class RunFolder:
         """Store the resolved recipe in the folder."""
         retried(str(self.path), lambda: self.path.mkdir(parents=True, exist_ok=True))
         commit(self.recipe, dump_recipe(recipe).encode())
-
-
-def settings_of(recipe: Recipe) -> dict[str, Any]:
-    """Return every setting of a recipe by its dotted key."""
-    return flat_settings(recipe.model_dump(mode="json"))
 
 
 def flat_settings(tree: Any, prefix: str = "") -> dict[str, Any]:

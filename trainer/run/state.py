@@ -9,17 +9,16 @@ and records the differences.
 import json
 import math
 import platform
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from data.images.jpeg_crop import decoder
 from data.loading.batch import Cursor
-from trainer.backbone.compatibility import check_tokenizer
-from trainer.checkpoints import Checkpoint, find_checkpoint, restore_random_state, stored_tensors
+from trainer.backbone.compatibility import check_checkpoint
+from trainer.checkpoints import Checkpoint, find_checkpoint, restore_random_state, stored_shapes
 from trainer.checkpoints.entries import (
     create_moments,
     load_entries,
@@ -32,6 +31,7 @@ from trainer.recipe import drop_removed_settings
 from trainer.run.folder import RunFolder, flat_settings
 from trainer.schedules import RunLength
 from trainer.task import Task
+from trainer.telemetry.jsonl import Event
 from trainer.world import World
 
 # Settings that must not change within a run: with a new value, training would not be a continuation
@@ -96,34 +96,17 @@ class TrainState:
                 f"checkpoint {checkpoint.folder} was trained on different shards{sets}: set "
                 "data.shards to those shards or use a new run folder"
             )
-        check_tokenizer(checkpoint, self.tokenizer)
-        if saved["tree"] != self.tree:
-            raise ValueError(
-                f"checkpoint {checkpoint.folder} has a different label tree, because its shards "
-                "contained different classes or label vectors: set data.shards to those shards or "
-                "use a new run folder"
-            )
+        check_checkpoint(checkpoint, tree=self.tree, tokenizer=self.tokenizer)
         own = {name: saved[name] for name in vars(self) if name in saved}
         cursor = Cursor.from_json(saved["cursor"])
         return TrainState(**{**own, "cursor": cursor, "origin": self.origin})
 
 
-@dataclass(frozen=True)
-class Notice:
-    """A rejected checkpoint or a change since the checkpoint: a `line` to print and an event for
-    the run's metrics.
-    """
-
-    event: Literal["refused", "changed"]
-    line: str
-    values: dict[str, str]
-
-
 def resume(
     folder: RunFolder, task: Task, start: TrainState, world: World, *, length: RunLength
-) -> tuple[TrainState, list[Notice]]:
+) -> tuple[TrainState, list[Event]]:
     """Load the newest valid checkpoint into the task and restore the random state (collective).
-    Return the state from which the run starts, and a notice for each rejected checkpoint and each
+    Return the state from which the run starts, and an event for each rejected checkpoint and each
     changed setting or version.
 
     `start` is the state of a run without checkpoints. Raises ValueError if the checkpoint does not
@@ -160,11 +143,11 @@ def resume(
         )
         if not math.isclose(same, before):
             changes.append(Change("learning_rate", f"{before:.3g} at step {step}", f"{after:.3g}"))
-    notices = [Notice("refused", f"rejected {line}", {"checkpoint": line}) for line in rejected]
+    events = [Event("refused", step, f"rejected {line}", {"checkpoint": line}) for line in rejected]
     for each in changes:
         values = {"key": each.key, "old": each.old, "new": each.new}
-        notices.append(Notice("changed", f"changed on resume: {each}", values))
-    return state, notices
+        events.append(Event("changed", step, f"changed on resume: {each}", values))
+    return state, events
 
 
 def _load_checkpoint(checkpoint: Checkpoint, task: Task, state: TrainState, world: World) -> None:
@@ -172,7 +155,7 @@ def _load_checkpoint(checkpoint: Checkpoint, task: Task, state: TrainState, worl
     # created before `training_entries` can list them as targets. DCP copies into the entries;
     # some strategies then copy them into their own layout (`restore_training`). The random state
     # comes last, because creating moments and loading may draw random numbers.
-    stored = stored_tensors(checkpoint)
+    stored = stored_shapes(checkpoint)
     if task.average is not None and not any(name.startswith("ema.") for name in stored):
         raise ValueError(
             f"checkpoint {checkpoint.folder} was trained without train.ema: remove train.ema or "
@@ -219,7 +202,8 @@ def provenance(recipe: Recipe, *, evaluated_on: str | None = None) -> dict[str, 
             versions[name] = version(name)
         except PackageNotFoundError:  # a source tree, or another package provides it
             continue
-    versions |= {path: source_version(path) for path in import_paths(recipe).values()}
+    settings = recipe.model_dump(mode="json")
+    versions |= {path: source_version(path) for path in import_paths(settings).values()}
     if recipe.data.text is None:
         versions["jpeg_decoder"] = decoder()
     elif recipe.data.text.batches_by_length > 1:
@@ -228,7 +212,7 @@ def provenance(recipe: Recipe, *, evaluated_on: str | None = None) -> dict[str, 
         versions["windows_of_texts"] = "end with the epoch"
     if recipe.checkpoint.keep_best is not None and evaluated_on is not None:
         versions["evaluation"] = evaluated_on
-    return {"recipe": recipe.model_dump(mode="json"), "versions": versions}
+    return {"recipe": settings, "versions": versions}
 
 
 def changes_since(stored: dict[str, Any], current: dict[str, Any]) -> list[Change]:
@@ -253,15 +237,13 @@ def changes_since(stored: dict[str, Any], current: dict[str, Any]) -> list[Chang
         # recipe has `data.augment.mix: null`, `data.augment.mix.kind` has.
         only_in_one, leaves = key not in old or key not in new, {*old, *new}
         is_known = not only_in_one or any(key.startswith(f"{leaf}.") for leaf in leaves)
-        is_fixed = is_known and _is_under(key, _FIXED) and not _is_under(key, _FREE)
-        before, after = (_shown(values.get(key, "not set")) for values in (old, new))
-        changes.append(Change(key, before, after, is_fixed))
+        under_fixed, under_free = (
+            any(f"{key}.".startswith(f"{prefix}.") for prefix in prefixes)
+            for prefixes in (_FIXED, _FREE)
+        )
+        before, after = (
+            value if isinstance(value, str) else json.dumps(value)
+            for value in (values.get(key, "not set") for values in (old, new))
+        )
+        changes.append(Change(key, before, after, is_known and under_fixed and not under_free))
     return changes
-
-
-def _is_under(key: str, prefixes: Sequence[str]) -> bool:
-    return any(key == prefix or key.startswith(f"{prefix}.") for prefix in prefixes)
-
-
-def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

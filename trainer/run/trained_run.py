@@ -4,12 +4,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from data.loading.stream import Stream
-from data.shards.manifest import Manifest
 from data.shards.mixture import load_manifest
-from trainer.backbone.compatibility import check_tokenizer, tokenizer_digest
+from trainer.backbone.compatibility import check_checkpoint
 from trainer.checkpoints import find_checkpoint, open_checkpoint
 from trainer.checkpoints.entries import averaged_entries, load_entries, model_entries
 from trainer.checkpoints.folders import step_folder
@@ -26,8 +23,7 @@ class TrainedRun:
 
     folder: RunFolder
     recipe: Recipe
-    manifest: Manifest
-    label_vectors: np.ndarray | None
+    data: RunData
     task: Task
     step: int
 
@@ -48,7 +44,6 @@ def open_trained(
     """
     folder = RunFolder(path)
     recipe = folder.load_recipe(allow_imports=allow_imports)
-    manifest = load_manifest(recipe.data)
     if step is None:
         checkpoint, rejected = find_checkpoint(folder.checkpoints, world)
         if checkpoint is None:
@@ -56,16 +51,12 @@ def open_trained(
             raise FileNotFoundError(f"run {folder.path} has no checkpoint to load{reason}")
     else:
         checkpoint = open_checkpoint(step_folder(folder.checkpoints, step), world)
-    data = RunData.open(recipe, manifest)
+    data = RunData.open(recipe, load_manifest(recipe.data))
     if not isinstance(data.training, Stream):
         data.training.close()
     task = data.build_task(recipe, world)
-    if checkpoint.state["tree"] != task.head.tree_digest():
-        raise ValueError(
-            f"checkpoint {checkpoint.folder} has a different label tree than {recipe.data.shards}: "
-            "restore the shards that the run was trained on"
-        )
-    check_tokenizer(checkpoint, tokenizer_digest(recipe))
+    tree, tokenizer = task.head.tree_digest(), data.tokenizer_digest()
+    check_checkpoint(checkpoint, tree=tree, tokenizer=tokenizer)
     entries = model_entries(task) if recipe.train.ema is None else averaged_entries(task)
     load_entries(checkpoint, entries, world)
-    return TrainedRun(folder, recipe, manifest, data.label_vectors, task.eval(), checkpoint.step)
+    return TrainedRun(folder, recipe, data, task.eval(), checkpoint.step)

@@ -16,6 +16,7 @@ from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest
 from data.shards.mixture import open_mixture, read_manifests, united_manifest
 from data.shards.split import Split, open_split
+from data.text.tokenizer import Tokenizer, open_tokenizer
 from trainer.config import Recipe
 from trainer.task import Task, build_task
 from trainer.telemetry.phases import Phases
@@ -27,8 +28,8 @@ class RunData:
     """The training data of a run, and what its head needs to know about the classes.
 
     `num_samples`: the number of training samples per epoch. `class_counts` [K]: the expected number
-    of samples of each class in an epoch, or None for a stream. See `label_vectors_of` and
-    `class_paths_of` for the others.
+    of samples of each class in an epoch, or None for a stream. `class_paths`: the names above each
+    class in the shards' hierarchy, or None if the head does not require the hierarchy.
     """
 
     manifest: Manifest
@@ -37,6 +38,7 @@ class RunData:
     class_counts: np.ndarray | None
     label_vectors: np.ndarray | None
     class_paths: ClassPaths | None
+    tokenizer: Tokenizer | None
 
     @classmethod
     def open(cls, recipe: Recipe, manifest: Manifest) -> "RunData":
@@ -67,8 +69,14 @@ class RunData:
             num_samples,
             class_counts,
             label_vectors=label_vectors_of(recipe, manifest),
-            class_paths=class_paths_of(recipe, manifest),
+            class_paths=class_paths(data.shards, manifest) if recipe.head.needs_hierarchy else None,
+            tokenizer=None
+            if data.text is None
+            else open_tokenizer(data.text.tokenizer, max_length=data.text.max_length),
         )
+
+    def tokenizer_digest(self) -> str | None:
+        return None if self.tokenizer is None else self.tokenizer.digest()
 
     def build_task(self, recipe: Recipe, world: World, phases: Phases | None = None) -> Task:
         """Build the recipe's task for these classes; see `build_task`."""
@@ -115,13 +123,6 @@ def load_run_manifest(data: DataConfig, *, is_main: bool) -> Manifest:
             flush=True,
         )
     return united
-
-
-def class_paths_of(recipe: Recipe, manifest: Manifest) -> ClassPaths | None:
-    """Return the names above each class in the shards' hierarchy, or None if the recipe does not
-    require the hierarchy.
-    """
-    return class_paths(recipe.data.shards, manifest) if recipe.head.needs_hierarchy else None
 
 
 def label_vectors_of(recipe: Recipe, manifest: Manifest) -> np.ndarray | None:

@@ -51,18 +51,11 @@ class StrategyKind(FrozenConfig, ABC):
 
     # Whether weights keep their memory format (channels_last).
     keeps_memory_format: ClassVar[bool] = False
-    # Whether `Strategy.weights` are DTensors that are sharded by row.
-    weights_are_dtensors: ClassVar[bool] = False
     # Whether `Strategy.step` has no effect if the optimizer's `found_inf` is set; see
     # `trainer/step.py`.
     can_defer: ClassVar[bool] = True
 
     kind: str
-
-    @property
-    def shards_updates(self) -> bool:
-        """Whether each rank updates only a share of the weights."""
-        return self.weights_are_dtensors
 
     def shard_ranks(self, size: int, local_size: int) -> int:
         """Return the number of consecutive ranks that share one copy of what the strategy shards,
@@ -122,7 +115,7 @@ class Strategy:
 
     def __init__(self, backbone: nn.Module) -> None:
         self.backbone = backbone
-        self.parameters = trainable_parameters(backbone)
+        self.parameters = [p for p in backbone.parameters() if p.requires_grad]
 
     def attach(self, optimizer: Optimizer) -> None:
         """Set the optimizer that `step` uses."""
@@ -208,8 +201,3 @@ class Strategy:
 
     def close(self) -> None:
         """Release all objects that hold a process group."""
-
-
-def trainable_parameters(backbone: nn.Module) -> list[nn.Parameter]:
-    """Return the trainable parameters. This walks all modules, so do not call it in every step."""
-    return [p for p in backbone.parameters() if p.requires_grad]

@@ -51,10 +51,6 @@ class DeepSpeed(StrategyKind):
     stage: Literal[0, 1, 2, 3] = 2
 
     @property
-    def shards_updates(self) -> bool:
-        return self.stage > 0
-
-    @property
     def label(self) -> str:
         return f"deepspeed stage {self.stage}"
 

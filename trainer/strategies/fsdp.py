@@ -10,7 +10,7 @@ bf16 weights.
 """
 
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -35,8 +35,6 @@ class FSDP(StrategyKind):
     """FSDP2: the weights, gradients and moments of the backbone are sharded over all ranks, or over
     each `shard_group`.
     """
-
-    weights_are_dtensors: ClassVar[bool] = True
 
     kind: Literal["fsdp"] = "fsdp"
     reshard_after_forward: bool = Field(

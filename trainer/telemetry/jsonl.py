@@ -8,13 +8,22 @@ import os
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from data.files import NO_SPACE, commit, explained
 from data.loading.batch import Batch
 from data.retry import is_transient, retried
 
 _MAX_BUFFERED_BYTES = 4 * 2**20
+
+
+class Event(NamedTuple):
+    """A line to print, and a record of the metrics with the values."""
+
+    name: str
+    step: int
+    line: str
+    values: dict[str, Any]
 
 
 class JsonLines:

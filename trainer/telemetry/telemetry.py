@@ -8,14 +8,13 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
-from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from data.loading.batch import Batch
 from trainer.config import TelemetryConfig
-from trainer.telemetry.jsonl import JsonLines, drop_lines_after
+from trainer.telemetry.jsonl import Event, JsonLines, drop_lines_after
 from trainer.telemetry.phases import OUTSIDE_STEPS, Phases
 from trainer.telemetry.progress import Pace, Screen, memory_bytes
 from trainer.world import World
@@ -32,6 +31,13 @@ class Telemetry(AbstractContextManager["Telemetry"]):
     before this process.
     """
 
+    # Both are None without a port.
+    _metrics: "Metrics | None" = None
+    endpoint: "Endpoint | None" = None
+    _samples: JsonLines | None = None
+    _tensorboard: Any = None
+    _is_log_written = True
+
     def __init__(
         self,
         run: Path,
@@ -46,48 +52,61 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         evaluated: int | None = None,
         skipped_steps: int = 0,
     ) -> None:
-        self.run, self.config, self.world = run, config, world
-        self.start_step, self.num_steps, self.evaluated = start_step, num_steps, evaluated
-        self.global_batch, self.checkpoint_every = global_batch, checkpoint_every
-        self.skipped_steps = skipped_steps
-        self.restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-        # Both are None without a port.
-        self.metrics: Metrics | None = None
-        self.endpoint: Endpoint | None = None
-        self._samples: JsonLines | None = None
-        self._tensorboard: Any = None
+        self._config, self._world, self._num_steps = config, world, num_steps
+        self._global_batch = global_batch
+        self._restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         self._phases, self._busy = phases, list[Sequence[float]]()
-        self._is_log_written = True
-
-    def __enter__(self) -> "Telemetry":
         with ExitStack() as opened:
-            if self.config.port is not None:  # open this first: its port may be in use
-                self._open_endpoint(opened)
-            if self.config.sample_ids:
-                path = self.run / f"samples-rank{self.world.rank}.jsonl"
+            if config.port is not None:  # open this first: its port may be in use
+                from trainer.telemetry.prometheus import Endpoint, Metrics
+
+                self._metrics = Metrics(
+                    world,
+                    phases,
+                    start_step=start_step,
+                    global_batch=global_batch,
+                    planned_steps=num_steps,
+                    checkpoint_every_steps=checkpoint_every,
+                    restarts=self._restarts,
+                    skipped_steps=skipped_steps,
+                )
+                endpoint = Endpoint(config, world.local_rank, self._metrics.registry)
+                self.endpoint = opened.enter_context(closing(endpoint))
+            if config.sample_ids:
+                path = run / f"samples-rank{world.rank}.jsonl"
                 self._samples = opened.enter_context(closing(JsonLines(path)))
-            if self.world.is_main:
-                self._open_files(opened)
+            if world.is_main:
+                path = run / "metrics.jsonl"
+                drop_lines_after(path, start_step, evaluated=evaluated)
+                self._file = opened.enter_context(closing(JsonLines(path)))
+                if config.tensorboard:
+                    from torch.utils.tensorboard import SummaryWriter  # the optional package
+
+                    # TensorBoard hides the data that earlier processes wrote for later steps.
+                    purge = start_step + 1 if start_step else None
+                    writer: Any = SummaryWriter(str(run / "tensorboard"), purge_step=purge)
+                    self._tensorboard = opened.enter_context(closing(writer))
+                screen = Screen(start_step=start_step, num_steps=num_steps)
+                self._screen = opened.enter_context(closing(screen))
             self._opened = opened.pop_all()
-        self._pace = Pace(start_step=self.start_step, num_steps=self.num_steps)
-        if self.endpoint is not None and self.world.is_main:
-            others = f"; local rank r: port {self.config.port} + r" if self.config.port else ""
+        self._pace = Pace(start_step=start_step, num_steps=num_steps)
+        if self.endpoint is not None and world.is_main:
+            others = f"; local rank r: port {config.port} + r" if config.port else ""
             self.print_line(f"metrics at {self.endpoint.url}{others}")
-        elif self.endpoint is not None and not self.config.port:  # rank 0 does not know this port
-            print(f"metrics of rank {self.world.rank} at {self.endpoint.url}", flush=True)
-        return self
+        elif self.endpoint is not None and not config.port:  # rank 0 does not know this port
+            print(f"metrics of rank {world.rank} at {self.endpoint.url}", flush=True)
 
     def __exit__(self, *exc: object) -> None:
         self._opened.close()
 
     def print_line(self, line: str) -> None:
         """Print one line on rank 0. It is wrapped at word boundaries only on a terminal."""
-        if self.world.is_main:
-            self.screen.print_line(line)
+        if self._world.is_main:
+            self._screen.print_line(line)
 
     def is_due(self, step: int) -> bool:
         """Return whether `step` (counted from 1) is logged."""
-        return step % self.config.log_every == 0 or step in (1, self.num_steps)
+        return step % self._config.log_every == 0 or step in (1, self._num_steps)
 
     def samples(self, step: int, batch: Batch) -> None:
         """Log the sample IDs of this rank's batch, for audits, if the recipe asks for it."""
@@ -99,10 +118,10 @@ class Telemetry(AbstractContextManager["Telemetry"]):
 
         `busy_seconds` contains one number per rank, the result of `Phases.take_busy`.
         """
-        if self.metrics is not None:
-            self.metrics.beat(step)
-        if self.world.is_main:
-            self.screen.beat(step)
+        if self._metrics is not None:
+            self._metrics.beat(step)
+        if self._world.is_main:
+            self._screen.beat(step)
             self._busy.append(busy_seconds)
 
     def step(self, step: int, **numbers: Any) -> None:
@@ -112,38 +131,42 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         """
         numbers |= {
             **self._rates(step),
-            "restarts": self.restarts,
-            "memory": memory_bytes(self.world.device),
+            "restarts": self._restarts,
+            "memory": memory_bytes(self._world.device),
         }
         # The mean of each rank since the last logged step
         busy = [sum(seconds) / len(self._busy) for seconds in zip(*self._busy, strict=True)]
         self._busy.clear()
-        if self.metrics is not None:
-            self.metrics.beat(step)
-            self.metrics.step(numbers, busy)
-        if self.world.is_main:
+        if self._metrics is not None:
+            self._metrics.beat(step)
+            self._metrics.step(numbers, busy)
+        if self._world.is_main:
             if len(busy) > 1:
                 numbers["slowest_rank"] = max(range(len(busy)), key=busy.__getitem__)
                 numbers["busy_seconds"] = {"slowest": max(busy), "median": median(busy)}
-            samples = step * self.global_batch
+            samples = step * self._global_batch
             self._record({"event": "step", "step": step, "samples": samples, **numbers})
             self._draw(step, numbers)
-            self.screen.step(step, numbers, self._pace.remaining_seconds())
+            self._screen.step(step, numbers, self._pace.remaining_seconds())
+
+    def report(self, event: Event) -> None:
+        """Report an event."""
+        self.event(event.name, event.step, event.line, **event.values)
 
     def event(self, name: str, step: int, line: str, **numbers: Any) -> None:
         """Report an event at a step."""
-        if self.metrics is not None:
-            self.metrics.event(name, numbers)
-        if self.world.is_main:
+        if self._metrics is not None:
+            self._metrics.event(name, numbers)
+        if self._world.is_main:
             self._record({"event": name, "step": step, **numbers})
             self._draw(step, {name: numbers})
             self.print_line(line)
 
     def _record(self, record: dict[str, Any]) -> None:
-        is_written = self.file.write({"time": round(time.time(), 3), **record})
+        is_written = self._file.write({"time": round(time.time(), 3), **record})
         if self._is_log_written and not is_written:
             self.print_line(
-                f"{self.file.path} cannot be written: lines are buffered until writing succeeds"
+                f"{self._file.path} cannot be written: lines are buffered until writing succeeds"
             )
         self._is_log_written = is_written
 
@@ -158,36 +181,6 @@ class Telemetry(AbstractContextManager["Telemetry"]):
                 self._tensorboard.add_scalar(under + name, value, step)
         self._tensorboard.flush()
 
-    def _open_endpoint(self, opened: ExitStack) -> None:
-        from trainer.telemetry.prometheus import Endpoint, Metrics
-
-        self.metrics = Metrics(
-            self.world,
-            self._phases,
-            start_step=self.start_step,
-            global_batch=self.global_batch,
-            planned_steps=self.num_steps,
-            checkpoint_every_steps=self.checkpoint_every,
-            restarts=self.restarts,
-            skipped_steps=self.skipped_steps,
-        )
-        endpoint = Endpoint(self.config, self.world.local_rank, self.metrics.registry)
-        self.endpoint = opened.enter_context(closing(endpoint))
-
-    def _open_files(self, opened: ExitStack) -> None:
-        path = self.run / "metrics.jsonl"
-        drop_lines_after(path, self.start_step, evaluated=self.evaluated)
-        self.file = opened.enter_context(closing(JsonLines(path)))
-        if self.config.tensorboard:
-            from torch.utils.tensorboard import SummaryWriter  # imports the optional package
-
-            # TensorBoard hides the data that earlier processes wrote for later steps.
-            purge = self.start_step + 1 if self.start_step else None
-            writer: Any = SummaryWriter(str(self.run / "tensorboard"), purge_step=purge)
-            self._tensorboard = opened.enter_context(closing(writer))
-        screen = Screen(start_step=self.start_step, num_steps=self.num_steps)
-        self.screen = opened.enter_context(closing(screen))
-
     def _rates(self, step: int) -> dict[str, Any]:
         """Return the rates since the last report, excluding the time of evaluations and
         checkpoints."""
@@ -196,21 +189,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         elapsed, steps = self._pace.report(step, excluded)
         return {
             "step_seconds": elapsed / steps,
-            "samples_per_second": steps * self.global_batch / elapsed,
+            "samples_per_second": steps * self._global_batch / elapsed,
             "data_wait_ratio": phases.get("data", 0.0) / elapsed,
             "phases": phases,
         }
-
-
-def check_telemetry(config: TelemetryConfig, world: World) -> None:
-    """Raise the errors that opening a `Telemetry` would raise: ModuleNotFoundError for a package
-    that is not installed, or OSError for a port that cannot be used.
-    """
-    if config.tensorboard:
-        import_module("torch.utils.tensorboard")
-    if config.port is not None:
-        from prometheus_client import CollectorRegistry
-
-        from trainer.telemetry.prometheus import Endpoint
-
-        Endpoint(config, world.local_rank, CollectorRegistry()).close()

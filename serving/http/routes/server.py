@@ -12,7 +12,7 @@ from serving.api_error import ApiError
 from serving.http.entry import ServiceDep
 from serving.schemas import ErrorBody, Limits, ModelLogits
 from serving.service import HUNG_SECONDS
-from trainer.backbone.precision import Precision
+from trainer.backbone.config import Precision
 from trainer.bundle.spec import LossSpec, Reads, TextSpec
 
 

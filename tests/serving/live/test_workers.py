@@ -1,4 +1,4 @@
-"""`kway serve --no-ray --workers 2`: the metrics of all workers, lost workers, and signals."""
+"""`kway serve --no-ray --replicas 2`: the metrics of all workers, lost workers, and signals."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
     bundle = write(tmp_path / "pets")
     folder = tmp_path / "tmp"
     folder.mkdir()
-    options = ("--no-ray", "--workers", 2, "--grpc-port", 0, "--batch-wait", 1)
+    options = ("--no-ray", "--replicas", 2, "--grpc-port", 0, "--batch-wait", 1)
     with default_signals():
         running = start(bundle, tmp_path / "stderr", *options, temporary=folder)
     yield running
@@ -80,7 +80,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     """Even while they load the bundle."""
     bundle, folder = write(tmp_path / "pets"), tmp_path / "tmp"
     folder.mkdir()
-    arguments = command("serve", bundle, "--no-ray", "--workers", 2, "--port", 0)
+    arguments = command("serve", bundle, "--no-ray", "--replicas", 2, "--port", 0)
     environment = {**os.environ, "TMPDIR": str(folder)}
 
     def spawned() -> list[psutil.Process]:
@@ -101,6 +101,6 @@ def test_workers_that_cannot_load_the_bundle_end_the_server(tmp_path: Path) -> N
     raw = file.read_bytes()
     start_of_rows = 8 + int.from_bytes(raw[:8], "little")
     file.write_bytes(raw[:start_of_rows] + b"\xff" * (len(raw) - start_of_rows))  # NaN
-    done = run("serve", bundle, "--no-ray", "--workers", 2, "--port", 0)
+    done = run("serve", bundle, "--no-ray", "--replicas", 2, "--port", 0)
     assert done.returncode == 2
     assert "returns a score of nan" in done.stderr
