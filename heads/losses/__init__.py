@@ -17,6 +17,7 @@ from heads.losses.base import (
 )
 from heads.losses.binary_cross_entropy import BinaryCrossEntropy, NoiseContrastiveEstimation
 from heads.losses.cross_entropy import BatchCrossEntropy, CrossEntropy, SelfNormalization
+from heads.losses.decoupled_softmax import DecoupledSoftmax
 from heads.losses.divergences import (
     SigmoidCauchySchwarz,
     SigmoidTanimoto,
@@ -42,6 +43,7 @@ __all__ = [
     "ClassFacts",
     "CorrectClassQuadratic",
     "CrossEntropy",
+    "DecoupledSoftmax",
     "HeldClasses",
     "HierarchicalSoftmax",
     "LabelPositions",

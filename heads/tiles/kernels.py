@@ -71,6 +71,36 @@ def _logits(
 
 
 @jit
+def _sets(labels, label_offsets, g, in_g):
+    """Return the pointers to the first label of each row `g` and the number of its labels."""
+    start = tl.load(label_offsets + g, in_g, 0)
+    return labels + start, tl.load(label_offsets + g + 1, in_g, 0) - start
+
+
+@jit
+def _outside_sets(
+    first_label,
+    num_labels,
+    first_class,
+    first_c,
+    BLOCK_G: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """Return a mask [BLOCK_G, BLOCK_C] of the classes from `first_c` that are not in the sets.
+
+    Labels outside the tile are only loaded: with very many classes, most tiles contain no label.
+    """
+    c = first_c + tl.arange(0, BLOCK_C)
+    outside = tl.full([BLOCK_G, BLOCK_C], 1, tl.int1)
+    for i in range(0, tl.max(num_labels, 0)):
+        label = tl.load(first_label + i, i < num_labels, -1) - first_class
+        inside = (label >= first_c) & (label < first_c + BLOCK_C)
+        if tl.max(inside.to(tl.int32), 0) > 0:
+            outside = outside & (c[None, :] != label[:, None])
+    return outside
+
+
+@jit
 def _finite(x):
     """Replace infinities with 0."""
     return tl.where(tl.abs(x) == float("inf"), 0.0, x)
@@ -82,7 +112,8 @@ def statistics_kernel(
     rows,  # [C, d]
     factors,  # [C] or None
     shifts,  # [C] or None
-    labels,  # [G], the positions of the labels among the classes of this rank
+    labels,  # [P], the positions of the labels among the classes of this rank
+    label_offsets,  # [G + 1], the offsets of the sets of labels, or None: one label per row
     totals,  # [N, all splits, G], output
     num_rows,
     num_classes,
@@ -101,7 +132,10 @@ def statistics_kernel(
     split = tl.program_id(0) // row_groups
     num_splits = tl.num_programs(0) // row_groups
     g = first_g + tl.arange(0, BLOCK_G)
-    label = tl.load(labels + g, g < num_rows, -1) - first_class
+    if label_offsets is None:
+        label = tl.load(labels + g, g < num_rows, -1) - first_class
+    else:
+        first_label, num_labels = _sets(labels, label_offsets, g, g < num_rows)
     sums = (tl.zeros([BLOCK_G], tl.float32),) * len(IS_LOGSUMEXP)
     tops = (tl.full([BLOCK_G], float("-inf"), tl.float32),) * len(IS_LOGSUMEXP)
     for tile in range(split, tl.cdiv(num_classes, BLOCK_C), num_splits):
@@ -111,7 +145,12 @@ def statistics_kernel(
             features, rows, factors, shifts, first_g, first_c, num_rows, num_classes, dim,
             BLOCK_G, BLOCK_C, BLOCK_D,
         )  # fmt: skip
-        is_false = (c < num_classes)[None, :] & (c[None, :] != label[:, None])
+        if label_offsets is None:
+            is_false = (c < num_classes)[None, :] & (c[None, :] != label[:, None])
+        else:
+            is_false = (c < num_classes)[None, :] & _outside_sets(
+                first_label, num_labels, first_class, first_c, BLOCK_G, BLOCK_C
+            )
         terms = TERMS(z)
         new_sums = ()
         new_tops = ()
@@ -142,7 +181,8 @@ def gradient_kernel(
     rows,  # [C, d]
     factors,  # [C] or None
     shifts,  # [C] or None
-    labels,  # [G], as in `statistics_kernel`
+    labels,  # [P], as in `statistics_kernel`
+    label_offsets,
     totals,  # [N, G], over all splits
     grads,  # [N, G], of the totals
     out,  # [G, C], output: the gradient of the products x·w, 0 at the labels
@@ -180,8 +220,13 @@ def gradient_kernel(
             grad += weight * tl.exp(terms[i] - total[:, None]) * slopes[i]
         else:
             grad += weight * slopes[i]
-    label = tl.load(labels + g, in_g, -1) - first_class
-    grad = tl.where(in_g[:, None] & (c[None, :] != label[:, None]), grad, 0.0)
+    if label_offsets is None:
+        label = tl.load(labels + g, in_g, -1) - first_class
+        is_false = c[None, :] != label[:, None]
+    else:
+        first_label, num_labels = _sets(labels, label_offsets, g, in_g)
+        is_false = _outside_sets(first_label, num_labels, first_class, first_c, BLOCK_G, BLOCK_C)
+    grad = tl.where(in_g[:, None] & is_false, grad, 0.0)
     if column_sums is not None:  # the gradient is not yet rounded
         of_group = column_sums + row_group.to(tl.int64) * num_classes
         tl.store(of_group + c, tl.sum(grad, 0), in_c)

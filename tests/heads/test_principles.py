@@ -23,6 +23,7 @@ from heads.losses import (
     ClassFacts,
     CorrectClassQuadratic,
     CrossEntropy,
+    DecoupledSoftmax,
     Loss,
     MaxMargin,
     NoiseContrastiveEstimation,
@@ -118,6 +119,7 @@ SHIFTED = [
         for smoothing in (0.0, 0.1, 0.9)
         for rate in (1.0, 0.1)
     ),
+    DecoupledSoftmax(),
     MaxMargin(0.1),
     MaxMargin(1.0),
     SoftmaxCauchySchwarz(),
