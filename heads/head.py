@@ -27,7 +27,7 @@ from heads.engine.inputs import (
     loss_weights,
 )
 from heads.gradients import squared_norm
-from heads.label_sets import LabelSets
+from heads.label_sets import LabelSets, class_ids_of
 from heads.logits import ClassRows, Dot, LogitMap, log_prior
 from heads.losses import ClassFacts, Loss
 from heads.rows.initial_rows import initial_bias, initial_rows
@@ -305,12 +305,14 @@ class ClassHead(nn.Module):
         """Return the weight [b] of each row in the mean; `factors` are the caller's row weights."""
         labels = labels.long()
         weights = loss_weights(self.loss, self.engine.class_weights, labels, factors)
-        if isinstance(labels, LabelSets) and self.loss.label_sets == "labels":
-            if weights is None:
-                weights = torch.ones_like(labels.labels, dtype=torch.float32)
-            return labels.sums(weights) / labels.sizes.clamp(min=1)
-        ones = torch.ones(len(labels), device=self.weight.device)
-        return ones if weights is None else weights
+        sets = labels if isinstance(labels, LabelSets) else None
+        of_labels = sets is not None and self.loss.label_sets == "labels"
+        if weights is None:
+            num = len(class_ids_of(labels) if of_labels else labels)
+            weights = class_ids_of(labels).new_ones(num, dtype=torch.float32)
+        if sets is None or not of_labels:
+            return weights
+        return sets.sums(weights) / sets.sizes.clamp(min=1)
 
     def logits(self, features: Tensor, classes: ClassRows) -> Tensor:
         """Return the logits [b, C] of `classes` for `features` [b, dim], in the dtype of the rows

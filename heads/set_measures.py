@@ -7,7 +7,6 @@ the same scores.
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -90,65 +89,38 @@ def measures_at_k(
     return measures | ({"psp": of_psp[0] / of_psp[1]} if of_psp else {})
 
 
-@dataclass(frozen=True)
-class F1Sums:
-    """Sums over classes for the F1 measures; the sums of disjoint sets of classes add up.
-
-    These are the numbers of pairs (row, class) that are predicted and labels, that are predicted,
-    and that are labels; and the sum of the F1 of each class, which is 0 for a class without labels
-    and predictions, and the number of classes.
-    """
-
-    hits: float = 0.0
-    predicted: float = 0.0
-    labels: float = 0.0
-    of_classes: float = 0.0
-    num_classes: float = 0.0
-
-    def __add__(self, other: "F1Sums") -> "F1Sums":
-        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return F1Sums(*(one + another for one, another in pairs))
-
-    def over_ranks(self, group: ProcessGroup | None, device: torch.device) -> "F1Sums":
-        """Return the sums over the classes of all ranks of a class group (collective)."""
-        sums = torch.tensor([*vars(self).values()], dtype=torch.float64, device=device)
-        return F1Sums(*all_reduce_sum(sums, group).tolist())
-
-    @property
-    def micro(self) -> float:
-        """F1 of all pairs of rows and classes."""
-        return 2 * self.hits / max(self.predicted + self.labels, 1)
-
-    @property
-    def macro(self) -> float:
-        """The mean of the F1 of all classes."""
-        return self.of_classes / max(self.num_classes, 1)
-
-
-def block_f1(
+def f1_sums(
     scores: Tensor,
     labels: Tensor | LabelSets,
     class_ids: Tensor,
     thresholds: Tensor | float,
     *,
     group: ProcessGroup | None = None,
-) -> F1Sums:
-    """Return the sums of a block of classes, in which a score of at least the threshold of the
-    class, `thresholds` [C] or one for all, is a prediction (collective).
+) -> Tensor:
+    """Return the sums over a block of classes from which `f1_measures` computes F1, float64 [5]
+    (collective). Add up the sums of disjoint blocks and of the ranks of a class group.
 
-    `scores` are [n, C], of the classes `class_ids` [C]. The ranks of `group` pass the same classes
-    and different rows; n may be 0.
+    `scores` are [n, C], of the classes `class_ids` [C]. A score of at least the threshold of the
+    class, `thresholds` [C] or one for all, is a prediction. The ranks of `group` pass the same
+    classes and different rows; n may be 0.
     """
     rows, columns = positions_of_labels(labels, class_ids)
     reached = scores >= thresholds
-    counts = torch.stack(
-        [
-            torch.bincount(columns[reached[rows, columns]], minlength=len(class_ids)),
-            reached.sum(0),
-            torch.bincount(columns, minlength=len(class_ids)),
-        ]
-    )
-    hits, predicted, positives = all_reduce_sum(counts, group).double()
-    f1 = 2 * hits / (predicted + positives).clamp(min=1)
-    sums = torch.stack([hits, predicted, positives, f1, torch.ones_like(f1)])
-    return F1Sums(*sums.sum(1).tolist())
+    counts = [
+        torch.bincount(columns[reached[rows, columns]], minlength=len(class_ids)),
+        reached.sum(0),
+        torch.bincount(columns, minlength=len(class_ids)),
+    ]
+    hits, predicted, positives = all_reduce_sum(torch.stack(counts), group).double()
+    of_classes = 2 * hits / (predicted + positives).clamp(min=1)
+    return torch.stack([hits, predicted, positives, of_classes, torch.ones_like(hits)]).sum(1)
+
+
+def f1_measures(sums: Tensor) -> dict[str, float]:
+    """Return `micro_f1`, over all pairs of a row and a class, and `macro_f1`, the mean of the F1 of
+    all classes, from `f1_sums`. The F1 of a class without labels and predictions is 0."""
+    hits, predicted, positives, of_classes, num_classes = sums.tolist()
+    return {
+        "micro_f1": 2 * hits / max(predicted + positives, 1),
+        "macro_f1": of_classes / max(num_classes, 1),
+    }

@@ -196,7 +196,11 @@ class Step:
             num_rows, num_labels = self.counts.group_sizes, self._label_counts.group_sizes
             totals = self._exchanged(total, data_group, num_rows, num_labels)
             total = tuple(torch.cat(column) for column in zip(*totals, strict=True))
-        return loss.value(total, rows)
+        value = loss.value(total, rows)
+        if rows.sets is None:
+            return value
+        # A row without labels may not affect the value, but its gradient is NaN if its logits are.
+        return value.where((total[0] < torch.inf).all(), torch.nan)
 
     def _exchanged(
         self,

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from heads import ClassHead, FactoredHead, HierarchicalSoftmaxHead, LabelSets
+from heads import ClassHead, FactoredHead, FusedSGD, HierarchicalSoftmaxHead, LabelSets
 from heads.losses import LOSSES, LabelPositions
+from heads.rows.node_values import FP8
 from tests.heads.cases import (
     LOGIT_MAPS,
     WEIGHTINGS,
@@ -174,6 +175,53 @@ def test_labels_in_other_blocks_do_not_overwrite_those_of_a_block():
     assert (elsewhere.put(matrix.clone(), -1.0) == matrix).all()
     empty = torch.empty(0, dtype=torch.long)
     assert (LabelPositions.of(empty, 6, empty).put(matrix.clone(), -1.0) == matrix).all()
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+@pytest.mark.parametrize("weighting", ["dense", "vtree"])
+def test_fused_updates_equal_plain_sgd(weighting, deferred):
+    for kind in SET_KINDS:
+        heads = [make_set_head("arcface", kind, weighting, 150) for _ in range(2)]
+        optimizers = [
+            FusedSGD(heads[0], lr=0.3, deferred=deferred),
+            torch.optim.SGD(heads[1].parameters(), lr=0.3),
+        ]
+        features, _, nodes = problem(heads[0].tree, ROWS, DIM)
+        sets = LabelSets.of(label_sets(150, ROWS))
+        for head, optimizer in zip(heads, optimizers, strict=True):
+            object.__setattr__(head.engine, "memory_bytes", 1)
+            set_nodes(head, nodes)
+            head(features, sets).backward()
+            optimizer.step()
+        found, want = (head.weight.detach() for head in heads)
+        np.testing.assert_allclose(found, want, **EXACT, err_msg=kind)
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+def test_a_broken_row_without_labels_makes_the_loss_nan(broken):
+    """Otherwise, a fused update would write the NaN of its gradient to the class rows."""
+    for kind in SET_KINDS:
+        head = make_set_head("dot", kind, "dense", 13)
+        FusedSGD(head, lr=0.1)
+        before = head.weight.detach().clone()
+        features = torch.ones(2, DIM, dtype=torch.float64)
+        features[1] = broken
+        loss = head(features, LabelSets.of([[0, 3], []]), rows_of_ranks=[2])
+        loss.backward()
+        assert loss.isnan(), kind
+        assert (head.weight == before).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, FP8])
+def test_rows_of_few_bits_give_the_loss_of_their_values(dtype):
+    for kind in SET_KINDS:
+        head = make_set_head("dot", kind, "dense", 40, dtype=dtype, init_std=0.5).eval()
+        wide = make_set_head("dot", kind, "dense", 40, dtype=torch.float32).eval()
+        with torch.no_grad():
+            wide.weight.copy_(head.node_values().read(slice(0, 40)))
+        features = torch.randn(ROWS, DIM, generator=torch.Generator().manual_seed(1))
+        sets = LabelSets.of(label_sets(40, ROWS))
+        torch.testing.assert_close(head(features, sets), wide(features, sets))
 
 
 # ---- errors -------------------------------------------------------------------------------------

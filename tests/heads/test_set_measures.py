@@ -1,12 +1,15 @@
 """Measures of label sets equal napkinXC's and scikit-learn's, in blocks of classes and on ranks."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from heads import LabelSets
-from heads.set_measures import F1Sums, block_f1, inverse_propensities, measures_at_k
+from heads.collectives import all_reduce_sum
+from heads.set_measures import f1_measures, f1_sums, inverse_propensities, measures_at_k
 from heads.slc import block_measures
 from tests.ranks import rank_mesh, run_on_ranks
 
@@ -64,7 +67,7 @@ NAPKINXC_PSP = {
         0.4851067210228933, 0.5456655719698632, 0.6235539373941194,
     ],
 }  # fmt: skip
-NAPKINXC_MICRO_F1, NAPKINXC_MACRO_F1 = 0.33540372670807456, 0.23147377476324843
+NAPKINXC_F1 = {"micro_f1": 0.33540372670807456, "macro_f1": 0.23147377476324843}
 
 
 def test_measures_at_k_equal_those_of_napkinxc() -> None:
@@ -100,12 +103,13 @@ def test_rows_without_labels_count_as_zero() -> None:
 
 
 def f1_in_blocks(
-    scores: Tensor, sets: LabelSets, order: Tensor, thresholds: Tensor, **on
-) -> F1Sums:
-    total = F1Sums()
-    for class_ids in order.split(9):
-        total += block_f1(scores[:, class_ids], sets, class_ids, thresholds[class_ids], **on)
-    return total
+    scores: Tensor, sets: LabelSets, order: Tensor, thresholds: Tensor, **on: Any
+) -> Tensor:
+    parts = [
+        f1_sums(scores[:, class_ids], sets, class_ids, thresholds[class_ids], **on)
+        for class_ids in order.split(9)
+    ]
+    return torch.stack(parts).sum(0)
 
 
 def test_f1_at_thresholds_equals_scikit_learn_in_blocks_of_classes() -> None:
@@ -117,15 +121,14 @@ def test_f1_at_thresholds_equals_scikit_learn_in_blocks_of_classes() -> None:
         truth[row, labels] = True
     order = torch.randperm(CLASSES, generator=torch.Generator().manual_seed(0))
     for thresholds in (torch.full((CLASSES,), THRESHOLD), torch.linspace(0.2, 4.5, CLASSES)):
-        found = f1_in_blocks(scores, sets, order, thresholds)
+        found = f1_measures(f1_in_blocks(scores, sets, order, thresholds))
         predicted = (scores >= thresholds).numpy()
-        for average, value in (("micro", found.micro), ("macro", found.macro)):
+        for average in ("micro", "macro"):
             want = f1_score(truth, predicted, average=average, zero_division=0)
-            assert value == pytest.approx(want, rel=1e-12)
-    found = block_f1(scores, sets, torch.arange(CLASSES), THRESHOLD)
-    assert found.micro == pytest.approx(NAPKINXC_MICRO_F1, rel=1e-12)
-    assert found.macro == pytest.approx(NAPKINXC_MACRO_F1, rel=1e-12)
-    assert (F1Sums().micro, F1Sums().macro) == (0, 0)
+            assert found[f"{average}_f1"] == pytest.approx(want, rel=1e-12)
+    found = f1_measures(f1_sums(scores, sets, torch.arange(CLASSES), THRESHOLD))
+    assert found == pytest.approx(NAPKINXC_F1, rel=1e-12)
+    assert f1_measures(torch.zeros(5)) == {"micro_f1": 0, "macro_f1": 0}
 
 
 def test_single_logit_measures_of_sets_equal_scikit_learn() -> None:
@@ -164,10 +167,10 @@ def measures_of_a_rank() -> list[float]:
     )
     thresholds = torch.full((CLASSES,), THRESHOLD)
     f1 = f1_in_blocks(scores[mine], sets, held, thresholds, group=data_group)
-    f1 = f1.over_ranks(mesh.get_group("class"), scores.device)
+    f1 = f1_measures(all_reduce_sum(f1, mesh.get_group("class")))
     return [
         *(value for name in (*NAPKINXC, "psp") for value in found[name].tolist()),
-        f1.micro, f1.macro, *empty["psp"].tolist(),
+        *f1.values(), *empty["psp"].tolist(),
     ]  # fmt: skip
 
 
@@ -179,6 +182,6 @@ def test_measures_over_ranks_equal_those_of_one_process() -> None:
     )
     measures = NAPKINXC | {"psp": NAPKINXC_PSP[0.55, 1.5]}
     want = [value for values in measures.values() for value in values]
-    want += [NAPKINXC_MICRO_F1, NAPKINXC_MACRO_F1, *rest["psp"].tolist()]
+    want += [*NAPKINXC_F1.values(), *rest["psp"].tolist()]
     for found in run_on_ranks(4, measures_of_a_rank):
         assert found == pytest.approx(want, rel=1e-12)
