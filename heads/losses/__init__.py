@@ -1,5 +1,6 @@
 """The losses, and `LOSSES`, which maps the `kind` in a recipe to its loss."""
 
+from heads.losses.asymmetric import Asymmetric
 from heads.losses.base import (
     STRICT,
     Block,
@@ -35,6 +36,7 @@ from heads.losses.spherical import SphericalBound, SphericalSoftmax, TaylorSoftm
 __all__ = [
     "LOSSES",
     "STRICT",
+    "Asymmetric",
     "BatchCrossEntropy",
     "BatchMaxMargin",
     "BinaryCrossEntropy",

@@ -4,6 +4,7 @@ from typing import Annotated, get_args
 
 from pydantic import Discriminator, SerializeAsAny, WrapValidator
 
+from heads.losses.asymmetric import Asymmetric
 from heads.losses.base import Loss
 from heads.losses.binary_cross_entropy import BinaryCrossEntropy, NoiseContrastiveEstimation
 from heads.losses.cross_entropy import BatchCrossEntropy, CrossEntropy, SelfNormalization
@@ -30,6 +31,7 @@ AnyLoss = (
     | SelfNormalization
     | NoiseContrastiveEstimation
     | BinaryCrossEntropy
+    | Asymmetric
     | SoftmaxCauchySchwarz
     | SigmoidCauchySchwarz
     | SoftmaxTanimoto

@@ -20,6 +20,7 @@ OF_LABELS = tuple(kind for kind in SET_KINDS if LOSSES[kind].label_sets == "labe
 OPTIONS: dict[str, dict[str, Any]] = {
     "ce": {"label_smoothing": 0.1, "z_loss": 0.01},
     "nce": {"t": 7},
+    "asymmetric": {"gamma_positive": 1.3, "gamma_negative": 2.5, "margin": 0.2},
 }
 
 
@@ -70,7 +71,21 @@ def _nce(z: Tensor, labels: list[int], r: float, c: list[float]) -> tuple[Tensor
     return r * (positive - t * (q * (1 - g).log()).sum()), r
 
 
-TERMS: dict[str, Term] = {"ce": _ce, "decoupled_softmax": _decoupled, "bce": _bce, "nce": _nce}
+def _asymmetric(z: Tensor, labels: list[int], r: float, c: list[float]) -> tuple[Tensor, float]:
+    p = _sigmoid(z)
+    q = (p - 0.2).clamp(min=0)
+    positive = (-((1 - p[y]) ** 1.3) * p[y].log() for y in labels)
+    negative = (-(q[j] ** 2.5) * (1 - q[j]).log() for j in range(len(z)) if j not in labels)
+    return r * sum((*positive, *negative), 0 * z.sum()), r
+
+
+TERMS: dict[str, Term] = {
+    "ce": _ce,
+    "decoupled_softmax": _decoupled,
+    "bce": _bce,
+    "nce": _nce,
+    "asymmetric": _asymmetric,
+}
 
 
 def naive_set_loss(

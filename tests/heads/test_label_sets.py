@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from heads import ClassHead, FactoredHead, FusedSGD, HierarchicalSoftmaxHead, LabelSets
-from heads.losses import LOSSES, LabelPositions
+from heads.losses import LOSSES, Asymmetric, Block, LabelPositions, Rows
 from heads.rows.node_values import FP8
 from tests.heads.cases import (
     LOGIT_MAPS,
@@ -158,6 +158,30 @@ def test_a_sampled_loss_computes_the_labels_of_all_sets(kind):
     np.testing.assert_allclose(head(features, sets).detach(), torch.stack(terms).mean(), **EXACT)
 
 
+@pytest.mark.parametrize("gamma", [0.0, 2.0])
+def test_the_asymmetric_loss_without_a_margin_is_the_focal_loss(gamma):
+    """With gamma 0, it is `bce`. The values and gradients of large logits are finite."""
+    loss = Asymmetric(gamma_positive=gamma, gamma_negative=gamma, margin=0)
+    z = torch.linspace(-30, 30, 13, dtype=torch.float64, requires_grad=True)
+    rows = Rows(13, torch.tensor([4, 9]), None, LabelSets.of([[4, 9]]))
+    true = z[[4, 9]]
+    block = Block(torch.arange(13), rows.labels, None, true)
+    found = loss.value(loss.statistics(z[None], block), rows)
+    is_label = torch.zeros(13, dtype=torch.bool)
+    is_label[[4, 9]] = True
+    right = torch.where(is_label, z, -z).sigmoid()  # the probability of what is right
+    wrong = torch.where(is_label, -z, z).sigmoid()
+    torch.testing.assert_close(found, (-(wrong**gamma) * right.log()).sum(), rtol=1e-10, atol=1e-10)
+    far = torch.tensor([[-300.0, 300.0]], requires_grad=True)
+    for each in (loss, Asymmetric(0.5, 0.5), Asymmetric()):
+        of_one = Rows(2, torch.tensor([0]))
+        block = Block(torch.arange(2), of_one.labels, None, far[:, 0])
+        value = each.value(each.statistics(far, block), of_one)
+        (gradient,) = torch.autograd.grad(value, far)
+        assert value.isfinite()
+        assert gradient.isfinite().all()
+
+
 def test_labels_in_other_blocks_do_not_overwrite_those_of_a_block():
     """Columns outside the block are clamped to positions of labels inside it."""
     matrix = torch.arange(12.0).view(2, 6)
@@ -239,7 +263,7 @@ def test_a_loss_of_one_label_per_row_names_the_losses_that_accept_sets():
             head(torch.zeros(2, 3), sets)
         with pytest.raises(ValueError, match=f"one of {', '.join(SET_KINDS)}"):
             head.check_label_sets()
-    assert SET_KINDS == ("ce", "batch_ce", "decoupled_softmax", "nce", "bce")
+    assert SET_KINDS == ("ce", "batch_ce", "decoupled_softmax", "nce", "bce", "asymmetric")
 
 
 @pytest.mark.parametrize("kind", [kind for kind in SET_KINDS if kind not in OF_LABELS])

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from heads.losses import (
     LOSSES,
+    Asymmetric,
     BatchCrossEntropy,
     BatchMaxMargin,
     BinaryCrossEntropy,
@@ -235,6 +236,7 @@ ALIGNED = [
     (BatchMaxMargin(0.1), lambda _: 0.0),
     (NoiseContrastiveEstimation(10).prepare(FACTS), lambda y: nce_infimum(10, y)),
     (BinaryCrossEntropy(), lambda _: 0.0),
+    *((each, lambda _: 0.0) for each in (Asymmetric(), Asymmetric(2.0, 2.0, margin=0.0))),
     (SigmoidTanimoto(), lambda _: -1.0),
     (Quadratic(), lambda _: 0.0),
     *((CorrectClassQuadratic(w), lambda _: 0.0) for w in (3.0, None)),
