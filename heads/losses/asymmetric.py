@@ -14,11 +14,12 @@ from heads.losses.binary_cross_entropy import softplus
 
 @dataclass(frozen=True, config=STRICT)
 class Asymmetric(Loss):
-    """-(1 - p_y)^g log p_y - sum over j != y of q_j^h log(1 - q_j), averaged over rows (Ridnik et al.
-    2021), with g and h `gamma_positive` and `gamma_negative`.
+    """-(1 - p_y)^g log p_y - sum over j != y of q_j^h log(1 - q_j), averaged over rows.
 
-    p is sigmoid(z), and q = max(p - margin, 0), so that very easy negatives have no loss. With label sets, the first term is summed over the labels of a row. With equal gammas and no
-    margin, this is the focal loss (Lin et al. 2017), and with gammas of 0 it is `bce`.
+    This is the asymmetric loss of Ridnik et al. 2021, with `gamma_positive` g, `gamma_negative` h,
+    p = sigmoid(z) and q = max(p - margin, 0). With label sets, the first term is summed over the
+    labels of a row. With equal gammas and no margin, this is the focal loss (Lin et al. 2017), and
+    with gammas of 0 it is `bce`.
 
     Aligned: near the infimum 0, every p_y is near 1, and every false p is at most a little above
     the margin.

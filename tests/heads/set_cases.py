@@ -13,7 +13,7 @@ from heads import ClassHead
 from heads.losses import LOSSES, Loss
 from heads.tree import LabelTree
 from tests.heads.cases import LOGIT_MAPS, facts, label_tree, naive_rows, noise, problem
-from tests.heads.test_logits import DIM, counts_of, psi
+from tests.heads.test_logits import DIM, counts_of, definition
 
 SET_KINDS = tuple(kind for kind, loss in LOSSES.items() if loss.label_sets != "no")
 OF_LABELS = tuple(kind for kind in SET_KINDS if LOSSES[kind].label_sets == "labels")
@@ -109,25 +109,6 @@ def naive_set_loss(
     return sum(term for term, _ in found) / (sum(divisor for _, divisor in found) or 1)
 
 
-def training_logits(
-    name: str, x: Tensor, rows: Tensor, sets: list[list[int]], s: Tensor, o: Tensor
-) -> Tensor:
-    """The logits [m, K] of a map in training; `rows` [K, d + 1] have the bias as last column."""
-    logits, counts = LOGIT_MAPS[name], counts_of(len(rows))
-    w, bias = rows[:, :-1], rows[:, -1]
-    if logits.kind == "dot":
-        z = s * x @ w.T + bias
-    else:
-        cosine = (x / x.norm(dim=1)[:, None]) @ (w / w.norm(dim=1)[:, None]).T
-        true = torch.zeros_like(cosine, dtype=torch.bool)
-        for row, labels in enumerate(sets):
-            true[row, labels] = True
-        theta = torch.acos(torch.where(true, cosine, 0))
-        with_margin = psi(logits.m1 * theta + logits.m2) - logits.m3
-        z = s * torch.where(true, with_margin, cosine)
-    return z + o + logits.prior * torch.log((counts + 1) / (counts.sum() + len(rows)))
-
-
 @cache
 def expected_with_sets(
     name: str,
@@ -143,7 +124,11 @@ def expected_with_sets(
     log_scale = torch.tensor(math.log(logits.scale), dtype=torch.float64, requires_grad=True)
     offset = torch.tensor(logits.offset, dtype=torch.float64, requires_grad=True)
     sets = label_sets(tree.num_classes, num_rows)
-    z = training_logits(name, features, naive_rows(tree, nodes), sets, log_scale.exp(), offset)
+    true = torch.zeros(num_rows, tree.num_classes, dtype=torch.bool)
+    for row, labels in enumerate(sets):
+        true[row, labels] = True
+    rows = naive_rows(tree, nodes)
+    z = definition(logits, features, rows[:, :DIM], rows[:, DIM], true, log_scale.exp(), offset)
     of_rows, of_classes = (
         None if each is None else torch.tensor(each, dtype=torch.float64) for each in weights
     )

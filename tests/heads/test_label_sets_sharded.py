@@ -6,37 +6,22 @@ A group of four processes computes all cases, as in `test_sharded.py`.
 import math
 import warnings
 from itertools import cycle, product
-from typing import NamedTuple
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
 from heads import BinaryCrossEntropy, ClassHead, CrossEntropy, LabelSets
-from tests.heads.cases import LOGIT_MAPS, WEIGHTINGS, label_tree, problem, set_nodes
-from tests.heads.set_cases import SET_KINDS, expected_with_sets, label_sets, make_set_head
-from tests.heads.test_logits import DIM, EXACT, step
-from tests.heads.test_sharded import MESHES
+from tests.heads.cases import LOGIT_MAPS, WEIGHTINGS
+from tests.heads.set_cases import SET_KINDS
+from tests.heads.test_sharded import MESHES, Case, check
 from tests.ranks import rank_mesh, run_on_ranks
-
-
-class Case(NamedTuple):
-    mesh: str
-    logits: str
-    kind: str
-    weighting: str
-    num_classes: int = 9
-    num_rows: int = 11
-    in_blocks: bool = False
-    knows_counts: bool = False
 
 
 def covering_cases() -> list[Case]:
     _, *others, largest = MESHES
     maps, kinds = cycle(LOGIT_MAPS), cycle(SET_KINDS)
-    return [
+    cases = [
         *(Case(largest, next(maps), kind, by) for kind in SET_KINDS for by in WEIGHTINGS),
         *(Case(largest, name, next(kinds), "dense") for name in LOGIT_MAPS),
         *(Case(mesh, next(maps), kind, "vtree") for mesh in others for kind in SET_KINDS),
@@ -53,54 +38,7 @@ def covering_cases() -> list[Case]:
         *(Case("1x2", "dot", kind, by, 150, in_blocks=True)
           for kind, by in zip(SET_KINDS, cycle(WEIGHTINGS))),
     ]  # fmt: skip
-
-
-def answers_of_a_rank(cases: list[tuple]) -> dict[tuple, tuple]:
-    """This rank's loss, gradients and squared norm, and the ranges of rows and nodes they cover."""
-    rank = dist.get_rank()
-    meshes = {
-        shape: DeviceMesh("cpu", ranks, mesh_dim_names=("data", "class"))
-        for shape, ranks in MESHES.items()
-    }
-    found = {}
-    for key in cases:
-        case = Case(*key)
-        world = meshes[case.mesh].size()
-        if rank >= world:
-            continue
-        head = make_set_head(
-            case.logits, case.kind, case.weighting, case.num_classes, meshes[case.mesh]
-        )
-        if case.in_blocks:
-            object.__setattr__(head.engine, "memory_bytes", 1)
-        features, _, nodes = problem(head.tree, case.num_rows, DIM)
-        set_nodes(head, nodes)
-        rows = label_sets(case.num_classes, case.num_rows)
-        parts = [
-            slice(case.num_rows * each // world, case.num_rows * (each + 1) // world)
-            for each in range(world)
-        ]
-        known = {}
-        if case.knows_counts:
-            known["rows_of_ranks"] = [len(rows[part]) for part in parts]
-            known["labels_of_ranks"] = [sum(map(len, rows[part])) for part in parts]
-        held = slice(head.engine.weights.start, head.engine.weights.stop)
-        mine = parts[rank]
-        answers = step(head, features[mine], LabelSets.of(rows[mine]), **known)
-        found[key] = answers, float(head.squared_gradient_norm()), mine, held
-    return found
-
-
-def check(cases: list[Case]) -> None:
-    for answers in run_on_ranks(4, answers_of_a_rank, cases):
-        for case, (found, squared_norm, mine, held) in answers.items():
-            tree = label_tree(case.weighting, case.num_classes)
-            expected = expected_with_sets(case.logits, case.kind, tree, case.num_rows)
-            loss, by_features, by_nodes, *by_scalars = expected
-            norm = sum(np.square(each).sum() for each in (by_nodes, *by_scalars))
-            expectation = loss, by_features[mine], by_nodes[held], *by_scalars, norm
-            for got, want in zip([*found, squared_norm], expectation, strict=True):
-                np.testing.assert_allclose(got, want, **EXACT, err_msg=str(case))
+    return [case._replace(of_sets=True) for case in cases]
 
 
 def test_a_sharded_head_equals_the_definition():
@@ -110,7 +48,8 @@ def test_a_sharded_head_equals_the_definition():
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES)
 def test_every_sharded_combination_equals_the_definition(mesh):
-    check([Case(*each) for each in product([mesh], LOGIT_MAPS, SET_KINDS, WEIGHTINGS)])
+    cases = product([mesh], LOGIT_MAPS, SET_KINDS, WEIGHTINGS)
+    check([Case(*each, of_sets=True) for each in cases])
 
 
 def is_last() -> bool:

@@ -44,14 +44,15 @@ def psi(phi: Tensor) -> Tensor:
 
 
 def definition(
-    logits: LogitMap, x: Tensor, rows: Tensor, bias: Tensor, labels: Tensor, s: Tensor, o: Tensor
+    logits: LogitMap, x: Tensor, rows: Tensor, bias: Tensor, true: Tensor, s: Tensor, o: Tensor
 ) -> Tensor:
-    """The training logits [B, K]."""
+    """The training logits [B, K], with labels [B] or a mask `true` [B, K] of the labels."""
     if logits.kind == "dot":
         z = s * x @ rows.T + bias
     else:
         cosine = (x / x.norm(dim=1)[:, None]) @ (rows / rows.norm(dim=1)[:, None]).T
-        true = torch.nn.functional.one_hot(labels, len(rows)).bool()
+        if true.ndim == 1:
+            true = torch.nn.functional.one_hot(true, len(rows)).bool()
         theta = torch.acos(torch.where(true, cosine, 0))
         with_margin = psi(logits.m1 * theta + logits.m2) - logits.m3
         z = s * torch.where(true, with_margin, cosine)
