@@ -118,6 +118,10 @@ def test_a_batch_of_empty_rows_has_no_positive_terms(kind):
         z = z + head.engine.log_prior
         np.testing.assert_allclose(loss.detach(), naive_set_loss(kind, z, [[]] * 3), **EXACT)
         np.testing.assert_allclose(head(features, nothing).detach(), loss.detach(), **EXACT)
+    for name, weighting in (("arcface", "vtree"), ("cosine", "utree")):
+        head = make_set_head(name, kind, weighting, 13)
+        head(features, nothing, rows_of_ranks=[3]).backward()
+        assert gradient_of_nodes(head).isfinite().all()
 
 
 def test_a_row_whose_labels_are_all_classes_has_no_negatives():
