@@ -68,7 +68,7 @@ class LabelSets:
 
 def class_ids_of(labels: Tensor | LabelSets) -> Tensor:
     """Return the class ID of each label, in the order of the rows."""
-    return labels if isinstance(labels, Tensor) else labels.labels
+    return labels.labels if isinstance(labels, LabelSets) else labels
 
 
 def all_gather_labels(
