@@ -78,26 +78,19 @@ def _sets(labels, label_offsets, g, in_g):
 
 
 @jit
-def _outside_sets(
-    first_label,
-    num_labels,
-    first_class,
-    first_c,
-    BLOCK_G: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):
-    """Return a mask [BLOCK_G, BLOCK_C] of the classes from `first_c` that are not in the sets.
+def _without_sets(z, first_label, num_labels, first_class, first_c, BLOCK_C: tl.constexpr):
+    """Replace the logits z [BLOCK_G, BLOCK_C] of the classes in the sets with -inf.
 
-    Labels outside the tile are only loaded: with very many classes, most tiles contain no label.
+    A mask would need as many registers as the logits. Labels outside the tile are only loaded: with
+    very many classes, most tiles contain no label.
     """
     c = first_c + tl.arange(0, BLOCK_C)
-    outside = tl.full([BLOCK_G, BLOCK_C], 1, tl.int1)
     for i in range(0, tl.max(num_labels, 0)):
         label = tl.load(first_label + i, i < num_labels, -1) - first_class
         inside = (label >= first_c) & (label < first_c + BLOCK_C)
         if tl.max(inside.to(tl.int32), 0) > 0:
-            outside = outside & (c[None, :] != label[:, None])
-    return outside
+            z = tl.where(c[None, :] == label[:, None], float("-inf"), z)
+    return z
 
 
 @jit
@@ -148,9 +141,8 @@ def statistics_kernel(
         if label_offsets is None:
             is_false = (c < num_classes)[None, :] & (c[None, :] != label[:, None])
         else:
-            is_false = (c < num_classes)[None, :] & _outside_sets(
-                first_label, num_labels, first_class, first_c, BLOCK_G, BLOCK_C
-            )
+            z = _without_sets(z, first_label, num_labels, first_class, first_c, BLOCK_C)
+            is_false = (c < num_classes)[None, :] & (z != float("-inf"))
         terms = TERMS(z)
         new_sums = ()
         new_tops = ()
@@ -210,6 +202,9 @@ def gradient_kernel(
         features, rows, factors, shifts, first_g, first_c, num_rows, num_classes, dim,
         BLOCK_G, BLOCK_C, BLOCK_D,
     )  # fmt: skip
+    if label_offsets is not None:
+        first_label, num_labels = _sets(labels, label_offsets, g, in_g)
+        z = _without_sets(z, first_label, num_labels, first_class, first_c, BLOCK_C)
     terms = TERMS(z)
     slopes = SLOPES(z)
     grad = tl.zeros([BLOCK_G, BLOCK_C], tl.float32)
@@ -224,8 +219,7 @@ def gradient_kernel(
         label = tl.load(labels + g, in_g, -1) - first_class
         is_false = c[None, :] != label[:, None]
     else:
-        first_label, num_labels = _sets(labels, label_offsets, g, in_g)
-        is_false = _outside_sets(first_label, num_labels, first_class, first_c, BLOCK_G, BLOCK_C)
+        is_false = z != float("-inf")
     grad = tl.where(in_g[:, None] & is_false, grad, 0.0)
     if column_sums is not None:  # the gradient is not yet rounded
         of_group = column_sums + row_group.to(tl.int64) * num_classes
