@@ -71,22 +71,17 @@ def _logits(
 
 
 @jit
-def _sets(labels, label_offsets, g, in_g):
-    """Return the pointers to the first label of each row `g` and the number of its labels."""
-    start = tl.load(label_offsets + g, in_g, 0)
-    return labels + start, tl.load(label_offsets + g + 1, in_g, 0) - start
-
-
-@jit
-def _without_sets(z, first_label, num_labels, first_class, first_c, BLOCK_C: tl.constexpr):
-    """Replace the logits z [BLOCK_G, BLOCK_C] of the classes in the sets with -inf.
+def _without_sets(z, labels, label_offsets, g, in_g, first_class, first_c, BLOCK_C: tl.constexpr):
+    """Replace the logits z [BLOCK_G, BLOCK_C] of the classes in the sets of the rows `g` with -inf.
 
     A mask would need as many registers as the logits. Labels outside the tile are only loaded: with
     very many classes, most tiles contain no label.
     """
     c = first_c + tl.arange(0, BLOCK_C)
+    start = tl.load(label_offsets + g, in_g, 0).to(tl.int32)
+    num_labels = tl.load(label_offsets + g + 1, in_g, 0).to(tl.int32) - start
     for i in range(0, tl.max(num_labels, 0)):
-        label = tl.load(first_label + i, i < num_labels, -1) - first_class
+        label = (tl.load(labels + start + i, i < num_labels, -1) - first_class).to(tl.int32)
         inside = (label >= first_c) & (label < first_c + BLOCK_C)
         if tl.max(inside.to(tl.int32), 0) > 0:
             z = tl.where(c[None, :] == label[:, None], float("-inf"), z)
@@ -127,8 +122,6 @@ def statistics_kernel(
     g = first_g + tl.arange(0, BLOCK_G)
     if label_offsets is None:
         label = tl.load(labels + g, g < num_rows, -1) - first_class
-    else:
-        first_label, num_labels = _sets(labels, label_offsets, g, g < num_rows)
     sums = (tl.zeros([BLOCK_G], tl.float32),) * len(IS_LOGSUMEXP)
     tops = (tl.full([BLOCK_G], float("-inf"), tl.float32),) * len(IS_LOGSUMEXP)
     for tile in range(split, tl.cdiv(num_classes, BLOCK_C), num_splits):
@@ -141,7 +134,9 @@ def statistics_kernel(
         if label_offsets is None:
             is_false = (c < num_classes)[None, :] & (c[None, :] != label[:, None])
         else:
-            z = _without_sets(z, first_label, num_labels, first_class, first_c, BLOCK_C)
+            z = _without_sets(
+                z, labels, label_offsets, g, g < num_rows, first_class, first_c, BLOCK_C
+            )
             is_false = (c < num_classes)[None, :] & (z != float("-inf"))
         terms = TERMS(z)
         new_sums = ()
@@ -203,8 +198,7 @@ def gradient_kernel(
         BLOCK_G, BLOCK_C, BLOCK_D,
     )  # fmt: skip
     if label_offsets is not None:
-        first_label, num_labels = _sets(labels, label_offsets, g, in_g)
-        z = _without_sets(z, first_label, num_labels, first_class, first_c, BLOCK_C)
+        z = _without_sets(z, labels, label_offsets, g, in_g, first_class, first_c, BLOCK_C)
     terms = TERMS(z)
     slopes = SLOPES(z)
     grad = tl.zeros([BLOCK_G, BLOCK_C], tl.float32)
