@@ -34,7 +34,7 @@ def test_a_step_needs_less_memory_than_the_gradient_of_the_rows(dtype, deferred)
 def test_a_step_with_label_sets_needs_200_mb_above_the_rows_and_their_gradient(loss):
     """An indicator of bytes would have 512 MB."""
     rows, dim, labels_per_row = 512, 64, 5
-    head = ClassHead(dim, CLASSES, loss, bias=False, memory_mib=256)
+    head = ClassHead(dim, CLASSES, loss, bias=False, memory_mib=128)
     features = torch.randn(rows, dim, requires_grad=True)
     labels = torch.randint(CLASSES // labels_per_row, (rows, labels_per_row))
     labels += torch.arange(labels_per_row) * (CLASSES // labels_per_row)
