@@ -7,6 +7,7 @@ from heads.fused_sgd import FusedSGD
 from heads.gradients import sum_gradients, sum_sharded_gradients
 from heads.head import ClassHead
 from heads.hierarchical import HierarchicalSoftmaxHead
+from heads.label_sets import LabelSets
 from heads.logits import ArcFace, ClassRows, CosFace, Cosine, Dot, NormFace, SphereFace
 from heads.losses import LOSSES, BatchCrossEntropy, BinaryCrossEntropy, CrossEntropy, Loss
 from heads.tree import CoverTree, LabelTree, build_cover_tree
@@ -26,6 +27,7 @@ __all__ = [
     "FactoredHead",
     "FusedSGD",
     "HierarchicalSoftmaxHead",
+    "LabelSets",
     "LabelTree",
     "Loss",
     "NormFace",

@@ -34,7 +34,7 @@ from heads.collectives import (
     reduce_scatter_rows,
 )
 from heads.engine.agreement import RowCounts, agree, nan_loss, non_finite_rows
-from heads.engine.inputs import Batch, Parameters, weights_of_rows
+from heads.engine.inputs import Batch, Parameters, loss_weights
 from heads.factors import Factors, Moments, RowsGradient
 from heads.head import ClassHead
 from heads.losses import LOSSES, Loss, Rows
@@ -331,7 +331,7 @@ class FactoredHead(ClassHead):
         weight = self._parameters["weight"]
         assert weight is not None
         with torch.set_grad_enabled(with_gradient):  # the ranks must agree on it, too
-            counts = agree(self.engine, Batch(features, labels, row_weights), Parameters(weight))
+            counts, _ = agree(self.engine, Batch(features, labels, row_weights), Parameters(weight))
         labels = labels.long()
         moments, rows = self._current_moments(), self._label_rows(labels, counts.sizes)
         x = features.detach().double()
@@ -377,7 +377,7 @@ class FactoredHead(ClassHead):
         engine, world = self.engine, counts.gather(self.engine, stats)
         labels, *given = world[:, 3:].unbind(1)
         factors = given[0] if given else None
-        weights = weights_of_rows(engine.class_weights, labels.long(), factors)
+        weights = loss_weights(self.loss, engine.class_weights, labels.long(), factors)
         if weights is not None:
             weights = weights.double()
         rows = Rows(engine.num_classes, labels.long(), weights)

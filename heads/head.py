@@ -23,9 +23,11 @@ from heads.engine.inputs import (
     LARGEST_WEIGHT,
     Batch,
     Parameters,
-    weights_of_rows,
+    check_label_sets,
+    loss_weights,
 )
 from heads.gradients import squared_norm
+from heads.label_sets import LabelSets, class_ids_of
 from heads.logits import ClassRows, Dot, LogitMap, log_prior
 from heads.losses import ClassFacts, Loss
 from heads.rows.initial_rows import initial_bias, initial_rows
@@ -65,9 +67,10 @@ class ClassHead(nn.Module):
     Some losses need information about the classes: `class_counts` [K], the number of training
     samples per class, or `label_vectors` [K, D].
 
-    A row with label j has the weight `class_weights[j]` (None: 1). The gradient of an inner node of
-    a tree is a sum over the classes below it. With `gradient_damping` p, the sum is divided by the
-    number of these classes to the power p.
+    A row with label j has the weight `class_weights[j]` (None: 1). With label sets, the class
+    weights multiply the terms of the labels (`Rows`). The gradient of an inner node of a tree is a
+    sum over the classes below it. With `gradient_damping` p, the sum is divided by the number of
+    these classes to the power p.
 
     In training mode with gradients enabled, a loss that samples classes draws new ones in every
     call. `draw` counts these calls. A resumed run that restores `draw` draws the same classes as an
@@ -179,16 +182,18 @@ class ClassHead(nn.Module):
     def forward(
         self,
         features: Tensor,
-        labels: Tensor,
+        labels: Tensor | LabelSets,
         row_weights: Tensor | None = None,
         *,
         rows_of_ranks: Sequence[int] | None = None,
+        labels_of_ranks: Sequence[int] | None = None,
     ) -> Tensor:
         """Return the loss of the global batch, a scalar that is the same on every rank
         (collective).
 
         `features` [b, dim] and `labels` [b] are this rank's rows; b may differ across ranks and may
-        be 0. `row_weights` [b], floats of at least 0, multiply the weight of each row in the mean.
+        be 0. If rows have several labels or none, `labels` are `LabelSets` of b rows, on every
+        rank. `row_weights` [b], floats of at least 0, multiply the weight of each row in the mean.
         Pass them on every rank or on none. In training mode, logits include the margin and the
         prior of the logit map.
 
@@ -196,10 +201,11 @@ class ClassHead(nn.Module):
         FloatingPointError on every rank if the loss is NaN.
 
         These checks make the host wait for the device. A training loop that must not wait passes
-        `rows_of_ranks`, the number of rows on each rank, in the order of the mesh. The caller must
+        `rows_of_ranks`, the number of rows on each rank, in the order of the mesh, and with label
+        sets on several ranks `labels_of_ranks`, the number of labels on each rank. The caller must
         then check the labels and row weights, for example with `check`, and every rank must require
         the same gradients. A NaN loss is returned and does not raise an error; call `nan_error`
-        later to describe it. If the rows of a rank are not as many as listed, this rank shows a
+        later to describe it. If the rows or labels of a rank are not as many as listed, it shows a
         RuntimeWarning and the loss is NaN on every rank. Lists that differ between ranks cannot be
         detected: the ranks hang or abort in a collective.
         """
@@ -215,11 +221,21 @@ class ClassHead(nn.Module):
             draw=draw,
             over_data=not self.accumulates,
             rows_of_ranks=rows_of_ranks,
+            labels_of_ranks=labels_of_ranks,
             update=self.row_update,
         )
         return step.loss()
 
-    def check(self, features: Tensor, labels: Tensor, row_weights: Tensor | None = None) -> None:
+    def check_label_sets(self) -> None:
+        """Raise ValueError if the loss or the class weights do not support label sets."""
+        check_label_sets(self.loss, self.engine.class_weights)
+
+    def check(
+        self,
+        features: Tensor,
+        labels: Tensor | LabelSets,
+        row_weights: Tensor | None = None,
+    ) -> None:
         """Check a batch without computing its loss (collective). Raises the same ValueErrors as
         `forward`."""
         agree(self.engine, Batch(features, labels, row_weights), self._learned())
@@ -281,13 +297,22 @@ class ClassHead(nn.Module):
 
     @property
     def has_uniform_rows(self) -> bool:
-        """Whether every row has the weight 1 before a call's `row_weights` are applied."""
+        """Whether every row has the weight 1 before a call's `row_weights` are applied. Rows with
+        label sets may have other weights."""
         return self.engine.class_weights is None
 
-    def row_weights(self, labels: Tensor, factors: Tensor | None = None) -> Tensor:
+    def row_weights(self, labels: Tensor | LabelSets, factors: Tensor | None = None) -> Tensor:
         """Return the weight [b] of each row in the mean; `factors` are the caller's row weights."""
-        weights = weights_of_rows(self.engine.class_weights, labels.long(), factors)
-        return torch.ones_like(labels, dtype=torch.float32) if weights is None else weights
+        labels = labels.long()
+        weights = loss_weights(self.loss, self.engine.class_weights, labels, factors)
+        sets = labels if isinstance(labels, LabelSets) else None
+        of_labels = sets is not None and self.loss.label_sets == "labels"
+        if weights is None:
+            num = len(class_ids_of(labels) if of_labels else labels)
+            weights = class_ids_of(labels).new_ones(num, dtype=torch.float32)
+        if sets is None or not of_labels:
+            return weights
+        return sets.sums(weights) / sets.sizes.clamp(min=1)
 
     def logits(self, features: Tensor, classes: ClassRows) -> Tensor:
         """Return the logits [b, C] of `classes` for `features` [b, dim], in the dtype of the rows

@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from heads.collectives import all_gather_rows, group_size
 from heads.engine.inputs import is_integral
 from heads.head import ClassHead, ClassScores
+from heads.label_sets import LabelSets
 from heads.logits import ClassRows
 from heads.losses import ClassFacts, HierarchicalSoftmax, Loss
 from heads.tree import LabelTree
@@ -75,20 +76,26 @@ class HierarchicalSoftmaxHead(ClassHead):
     def forward(
         self,
         features: Tensor,
-        labels: Tensor,
+        labels: Tensor | LabelSets,
         row_weights: Tensor | None = None,
         *,
         rows_of_ranks: Sequence[int] | None = None,
+        labels_of_ranks: Sequence[int] | None = None,
     ) -> Tensor:
         """Return the mean of -log p(label) over the global batch; see `ClassHead.forward`
         (collective)."""
         leaves = self._leaves(labels)
         return super().forward(features, leaves, row_weights, rows_of_ranks=rows_of_ranks)
 
-    def check(self, features: Tensor, labels: Tensor, row_weights: Tensor | None = None) -> None:
+    def check(
+        self,
+        features: Tensor,
+        labels: Tensor | LabelSets,
+        row_weights: Tensor | None = None,
+    ) -> None:
         super().check(features, self._leaves(labels), row_weights)
 
-    def row_weights(self, labels: Tensor, factors: Tensor | None = None) -> Tensor:
+    def row_weights(self, labels: Tensor | LabelSets, factors: Tensor | None = None) -> Tensor:
         return super().row_weights(self._leaves(labels), factors)
 
     def tree_digest(self) -> str:
@@ -134,9 +141,13 @@ class HierarchicalSoftmaxHead(ClassHead):
         ranges = [shard_range(self.label_tree.num_nodes, rank, size) for rank in range(size)]
         return all_gather_rows(held.detach(), [b - a for a, b in ranges], group)
 
-    def _leaves(self, labels: Tensor) -> Tensor:
+    def _leaves(self, labels: Tensor | LabelSets) -> Tensor | LabelSets:
         """Map labels to leaves; an out-of-range label becomes a node that the engine rejects."""
-        if not is_integral(labels) or labels.device != self.leaf_of_class.device:
+        if (
+            isinstance(labels, LabelSets)
+            or not is_integral(labels)
+            or labels.device != self.leaf_of_class.device
+        ):
             return labels  # the engine also rejects these, on all ranks
         labels = labels.long()
         known = (labels >= 0) & (labels < self.num_classes)

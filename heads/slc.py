@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from heads.collectives import all_gather_equal, all_reduce_sum, group_rank
+from heads.label_sets import LabelSets, class_ids_of
 
 # Shape legend: N samples, C classes of a block, P largest number of positives, R recalls.
 
@@ -62,7 +63,7 @@ class ClassMeasures:
 
 def block_measures(
     scores: Tensor,
-    labels: Tensor,
+    labels: Tensor | LabelSets,
     class_ids: Tensor,
     recalls: Sequence[float] = (0.9, 0.99),
     *,
@@ -70,9 +71,9 @@ def block_measures(
 ) -> ClassMeasures:
     """Return the metrics of the classes `class_ids` [C], given the scores of N samples.
 
-    `scores` are [N, C] and `labels` [N]. The ranks of `group` pass the same classes and different
-    samples; N may differ and may be 0. Every rank returns the metrics over all samples
-    (collective).
+    `scores` are [N, C], and `labels` are [N] or label sets of N rows. The ranks of `group` pass the
+    same classes and different samples; N may differ and may be 0. Every rank returns the metrics
+    over all samples (collective).
 
     Average precision is the mean over the positives of the precision at their own score, where
     samples with equal scores are counted together. Samples with labels outside the block are
@@ -142,18 +143,20 @@ def _measures(
     )
 
 
-def positions_of_labels(labels: Tensor, class_ids: Tensor) -> tuple[Tensor, Tensor]:
+def positions_of_labels(labels: Tensor | LabelSets, class_ids: Tensor) -> tuple[Tensor, Tensor]:
     """Return rows and columns [n] of the true scores in a block of classes, ordered by column.
 
-    `labels` [N] may be outside the block; `class_ids` [C] are distinct, in any order.
+    `labels` [N], or those of label sets of N rows, may be outside the block; `class_ids` [C] are
+    distinct, in any order.
     """
     ids, order = class_ids.sort()
-    labels = labels.to(ids.dtype).contiguous()
-    positions = torch.searchsorted(ids, labels).clamp_(max=max(0, len(ids) - 1))
+    given = class_ids_of(labels).to(ids.dtype).contiguous()
+    positions = torch.searchsorted(ids, given).clamp_(max=max(0, len(ids) - 1))
     # Do not use torch.isin, which compares all pairs if there are few labels.
-    rows = (ids[positions] == labels).nonzero().squeeze(1) if len(ids) else positions[:0]
-    columns, by_column = order[positions[rows]].sort(stable=True)
-    return rows[by_column], columns
+    found = (ids[positions] == given).nonzero().squeeze(1) if len(ids) else positions[:0]
+    columns, by_column = order[positions[found]].sort(stable=True)
+    found = found[by_column]
+    return labels.row_of_label[found] if isinstance(labels, LabelSets) else found, columns
 
 
 def _true_scores(

@@ -1,4 +1,4 @@
-"""All losses, each as a function of the true logit and of the level of the row."""
+"""The losses, each as a function of the true logit and of the level of the row."""
 
 import torch
 from matplotlib.axes import Axes
@@ -7,9 +7,11 @@ from matplotlib.ticker import MaxNLocator
 
 from docs.figures.given_logits import value_and_gradient
 from docs.figures.look import BLUE, INK, RED, new_figure
-from heads.losses import LOSSES, ClassFacts, Loss
+from heads.losses import LOSSES, Asymmetric, ClassFacts, DecoupledSoftmax, Loss
 
 _CLASSES, _COLUMNS = 10, 4
+# With one label per row, the first equals `ce`, and the second is a `bce` with other weights.
+_OMITTED = (DecoupledSoftmax, Asymmetric)
 _LEAD = 4.0  # difference between the true logit and the mean false logit while the level varies
 _FACTS = ClassFacts(
     _CLASSES,
@@ -19,7 +21,8 @@ _FACTS = ClassFacts(
 
 
 def draw() -> Figure:
-    prepared = [loss().prepare(_FACTS) for loss in LOSSES.values() if not loss.over_nodes]
+    drawn = (loss for loss in LOSSES.values() if not loss.over_nodes and loss not in _OMITTED)
+    prepared = [loss().prepare(_FACTS) for loss in drawn]
     aligned = [loss for loss in prepared if loss.aligned]
     others = [loss for loss in prepared if not loss.aligned]
     heights = [-(-(len(others) + 1) // _COLUMNS), -(-len(aligned) // _COLUMNS)]

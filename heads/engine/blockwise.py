@@ -19,7 +19,8 @@ from heads.rows.node_values import NodeValues
 from heads.rows.row_update import UpdatedRows
 from heads.weights import ClassBlock, ClassWeights
 
-# Shape legend: G rows of the class group, C classes of a block, d features, n nodes of this rank.
+# Shape legend: G rows of the class group, P labels of these rows (P = G without label sets),
+# C classes of a block, d features, n nodes of this rank.
 
 
 @dataclass
@@ -31,8 +32,10 @@ class BlockwiseLogits:
     are added to the logits. `margins` is None for a map without a margin. `memory_bytes` limits the
     memory used for logits. `processor` selects the code and the block sizes for a CPU or a GPU.
     `updates_rows`: whether backward updates the rows of each block, and allocates their gradient.
-    `choice` contains the classes that the loss selected (None: all). `most_rows` is the largest G
-    of all class groups, so that ranks with the same classes compute them in the same blocks.
+    `labels_P` are the class IDs of the labels. With label sets, `row_of_label` [P] are the rows of
+    the labels and `label_offsets` [G + 1] those of the sets. `choice` contains the classes that the
+    loss selected (None: all). `most_rows` is the largest G of all class groups, so that ranks with
+    the same classes compute them in the same blocks.
     """
 
     weights: ClassWeights
@@ -42,7 +45,9 @@ class BlockwiseLogits:
     processor: Processor
     updates_rows: bool
     features_Gd: Tensor
-    labels_G: Tensor
+    labels_P: Tensor
+    row_of_label: Tensor | None
+    label_offsets: Tensor | None
     most_rows: int
     rows: NodeValues
     bias: NodeValues | None
@@ -54,27 +59,33 @@ class BlockwiseLogits:
     stats_dtype: torch.dtype
 
     def true_vectors(self) -> tuple[Tensor, Tensor]:
-        """Return the class rows [G, d] of the labels, and the vectors that are multiplied by the
+        """Return the class rows [P, d] of the labels, and the vectors that are multiplied by the
         features.
 
-        Rows whose class another rank holds get arbitrary values. This rank must hold a class.
+        Labels whose class another rank holds get arbitrary values. This rank must hold a class.
         """
-        rows = self.weights.rows_of_labels(self.labels_G, self.rows).to(self.stats_dtype)
+        rows = self.weights.rows_of_labels(self.labels_P, self.rows).to(self.stats_dtype)
         # Compute these few products in the precision of the statistics: the derivative of arccos is
         # large near +-1, so a margin amplifies the rounding errors of bf16 products.
         return rows, self.logit_map.normalized(rows).to(self.compute_dtype).to(self.stats_dtype)
 
-    def true_logits(self, vectors_Gd: Tensor) -> Tensor:
-        """Return the true logits [G] with their margin, given `true_vectors`."""
+    def features_of_labels(self) -> Tensor:
+        """Return the features [P, d] of the row of each label."""
+        if self.row_of_label is None:
+            return self.features_Gd
+        return self.features_Gd.index_select(0, self.row_of_label)
+
+    def true_logits(self, vectors_Pd: Tensor) -> Tensor:
+        """Return the true logits [P] with their margin, given `true_vectors`."""
         shifts: Tensor | float = 0.0
         if self.log_prior is not None:
-            shifts = self.log_prior[self.labels_G].to(self.stats_dtype)
+            shifts = self.log_prior[self.labels_P].to(self.stats_dtype)
         if self.offset is not None:
             shifts = shifts + self.offset
         if self.bias is not None:
-            bias = self.weights.rows_of_labels(self.labels_G, self.bias).squeeze(1)
+            bias = self.weights.rows_of_labels(self.labels_P, self.bias).squeeze(1)
             shifts = shifts + bias.to(self.stats_dtype)
-        products = (self.features_Gd.to(self.stats_dtype) * vectors_Gd).sum(1)
+        products = (self.features_of_labels().to(self.stats_dtype) * vectors_Pd).sum(1)
         if self.margins is None:
             return products + shifts
         self.margins.set(products, shifts)
@@ -126,7 +137,10 @@ class BlockwiseLogits:
     def identity(self) -> Stats:
         """Return the statistics of a rank without classes."""
         like = self.features_Gd.new_empty(len(self.features_Gd), dtype=self.stats_dtype)
-        return self.loss.identity(like)
+        stats = self.loss.identity(like)
+        if self.row_of_label is None:
+            return stats
+        return *stats[:-1], like.new_zeros(len(self.labels_P))
 
     def add_shift_gradient(self, block: ClassBlock, grad_C: Tensor, to: "GradientSums") -> None:
         """Write the gradient of a block's biases, and add its term to that of the offset."""
@@ -198,9 +212,9 @@ class HeldGradient:
         of a call to `put`; None if it is not contiguous."""
         return self._weights.contiguous_part(block, self.grad)
 
-    def expect_labels(self, labels_G: Tensor, grads_Gd: Tensor) -> None:
-        """Add `grads_Gd` to the gradients of the class rows of `labels_G` in `finish`."""
-        self._labels = labels_G, grads_Gd
+    def expect_labels(self, labels_P: Tensor, grads_Pd: Tensor) -> None:
+        """Add `grads_Pd` to the gradients of the class rows of `labels_P` in `finish`."""
+        self._labels = labels_P, grads_Pd
 
     def put(self, block: ClassBlock, grad_Cd: Tensor) -> None:
         """Write the gradient [C, d] of a block's class rows."""

@@ -33,7 +33,7 @@ The last column is softmax(z) - onehot(y), computed without a tensor of all logi
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -51,8 +51,9 @@ from heads.collectives import (
 from heads.engine.agreement import agree, known_rows, nan_loss, non_finite_rows
 from heads.engine.blockwise import BlockwiseLogits, GradientSums, HeldGradient
 from heads.engine.constants import Engine
-from heads.engine.inputs import Batch, Parameters, Required, weights_of_rows
+from heads.engine.inputs import Batch, Parameters, Required, loss_weights
 from heads.engine.torch_walk import TorchWalk
+from heads.label_sets import LabelSets, all_gather_labels, class_ids_of
 from heads.logits import Margins
 from heads.losses import Rows, Stats
 from heads.rows.node_values import NodeValues
@@ -60,7 +61,8 @@ from heads.rows.row_update import RowStep, RowUpdate
 from heads.tiles.launch import check_tiles
 from heads.tiles.walk import TileWalk
 
-# Shape legend: b rows of this rank, G rows of the class group, d features.
+# Shape legend: b rows of this rank, G rows of the class group, m rows of the global batch, d
+# features.
 
 
 class Step:
@@ -72,8 +74,8 @@ class Step:
     `over_data` is false, the gradients of `parameters` are not summed over the data group. `update`
     replaces the gradient of the class rows.
 
-    If `rows_of_ranks` is given (see `ClassHead.forward`), only this rank's row count is checked, a
-    NaN loss is returned, and the host does not wait for the device.
+    If `rows_of_ranks` is given (see `ClassHead.forward`), only this rank's numbers of rows and
+    labels are checked, a NaN loss is returned, and the host does not wait for the device.
 
     Creating a step is collective. Raises ValueError on every rank if any rank has a label outside
     the classes or features that do not match its labels, if a training step of a batch loss has
@@ -90,6 +92,7 @@ class Step:
         draw: int | None = None,
         over_data: bool = True,
         rows_of_ranks: Sequence[int] | None = None,
+        labels_of_ranks: Sequence[int] | None = None,
         update: RowUpdate | None = None,
     ) -> None:
         self.engine, self.parameters = engine, parameters
@@ -97,9 +100,11 @@ class Step:
         self._is_checked = rows_of_ranks is None
         if rows_of_ranks is None:
             call = f"{'training' if training else 'evaluation'}, draw {draw}"
-            self.counts = agree(engine, batch, parameters, call=call)
+            self.counts, self._label_counts = agree(engine, batch, parameters, call=call)
         else:
-            self.counts, batch = known_rows(engine, batch, rows_of_ranks)
+            self.counts, self._label_counts, batch = known_rows(
+                engine, batch, rows_of_ranks, labels_of_ranks
+            )
         self._batch = batch._replace(labels=batch.labels.long())
         # Gradients are always disabled inside an autograd Function, so read these here.
         self._needs = Required.of(batch.features, parameters)
@@ -133,8 +138,12 @@ class Step:
     def forward(self) -> Tensor:
         """Compute the loss, as described in the module docstring (collective)."""
         engine, counts, (_, labels, row_weights) = self.engine, self.counts, self._batch
-        labels_G = all_gather_rows(labels, counts.sizes, engine.class_group)
-        labels_m = all_gather_rows(labels_G, counts.group_sizes, engine.data_group)
+        labels_G = all_gather_labels(
+            labels, counts.sizes, self._label_counts.sizes, engine.class_group
+        )
+        labels_m = all_gather_labels(
+            labels_G, counts.group_sizes, self._label_counts.group_sizes, engine.data_group
+        )
         if row_weights is not None:
             row_weights = counts.gather(engine, row_weights)
         if self._draw is not None:
@@ -145,11 +154,13 @@ class Step:
         with _without_autocast(logits.features_Gd.device):
             self.walk = self._walk()
             parts = self.walk.statistics()
-            weights = weights_of_rows(engine.class_weights, labels_m, row_weights)
+            weights = loss_weights(engine.loss, engine.class_weights, labels_m, row_weights)
             if weights is not None:
                 weights = weights.to(logits.stats_dtype)
+            sets = labels_m if isinstance(labels_m, LabelSets) else None
+            rows = Rows(engine.num_classes, class_ids_of(labels_m), weights, sets)
             with torch.set_grad_enabled(self._with_graph):
-                self._loss = self._global_loss(parts, Rows(engine.num_classes, labels_m, weights))
+                self._loss = self._global_loss(parts, rows)
         return self._loss.detach()
 
     def _walk(self) -> TorchWalk | TileWalk:
@@ -178,20 +189,37 @@ class Step:
         and rank 1 the derivative with respect to b. Both compute the same loss.
         """
         loss, (class_group, data_group) = self.engine.loss, self.engine.groups
-        group_sizes = self.counts.group_sizes
         total = loss.merge(parts) if parts else self._logits.identity()
         if class_group is not None:
-            total = loss.merge(_exchanged(total, class_group, all_gather_equal))
+            total = loss.merge(self._exchanged(total, class_group, None, None))
         if data_group is not None:
-            totals = _exchanged(
-                total,
-                data_group,
-                lambda rows, group: all_gather_rows(rows, group_sizes, group).split(group_sizes),
-            )
+            num_rows, num_labels = self.counts.group_sizes, self._label_counts.group_sizes
+            totals = self._exchanged(total, data_group, num_rows, num_labels)
             total = tuple(torch.cat(column) for column in zip(*totals, strict=True))
-        return loss.value(total, rows)
+        value = loss.value(total, rows)
+        if rows.sets is None:
+            return value
+        # A row without labels may not affect the value, but its gradient is NaN if its logits are.
+        return value.where((total[0] < torch.inf).all(), torch.nan)
 
-    def _gathered(self, labels_G: Tensor, labels_m: Tensor) -> BlockwiseLogits:
+    def _exchanged(
+        self,
+        stats: Stats,
+        group: ProcessGroup,
+        num_rows: list[int] | None,
+        num_labels: list[int] | None,
+    ) -> list[Stats]:
+        """Gather all ranks' statistics: in one collective, or with label sets in one for rows and
+        one for labels (None: every rank has as many)."""
+        if self._logits.row_of_label is None:
+            return _exchanged(stats, group, num_rows)
+        of_rows = _exchanged(stats[:-1], group, num_rows)
+        of_labels = _exchanged(stats[-1:], group, num_labels)
+        return [(*rows, *labels) for rows, labels in zip(of_rows, of_labels, strict=True)]
+
+    def _gathered(
+        self, labels_G: Tensor | LabelSets, labels_m: Tensor | LabelSets
+    ) -> BlockwiseLogits:
         """Gather the features and the boundary rows of the class group (collective)."""
         engine, parameters = self.engine, self.parameters
         features, logit_map = self._batch.features, engine.logit_map
@@ -224,14 +252,16 @@ class Step:
             processor=engine.processor,
             updates_rows=self._update is not None,
             features_Gd=features_Gd,
-            labels_G=labels_G,
+            labels_P=class_ids_of(labels_G),
+            row_of_label=labels_G.row_of_label if isinstance(labels_G, LabelSets) else None,
+            label_offsets=labels_G.offsets if isinstance(labels_G, LabelSets) else None,
             most_rows=max(self.counts.group_sizes),
             rows=vectors,
             bias=bias,
             offset=offset,
             log_prior=engine.log_prior if self._training else None,
             margins=margins,
-            choice=engine.loss.choose(engine.weights.held, labels_m, self._draw),
+            choice=engine.loss.choose(engine.weights.held, class_ids_of(labels_m), self._draw),
             compute_dtype=compute_dtype,
             stats_dtype=stats_dtype,
         )
@@ -381,20 +411,23 @@ def _without_autocast(device: torch.device) -> AbstractContextManager[None]:
     return torch.autocast(device.type, enabled=False) if enabled else nullcontext()
 
 
-def _exchanged(
-    stats: Stats, group: ProcessGroup, gather: Callable[[Tensor, ProcessGroup], Sequence[Tensor]]
-) -> list[Stats]:
-    """Gather all ranks' statistics in one collective, packed into a tensor [rows, width]. This
-    rank's own are returned unchanged, with their autograd graph."""
+def _exchanged(stats: Stats, group: ProcessGroup, sizes: list[int] | None) -> list[Stats]:
+    """Gather all ranks' statistics in one collective, packed into a tensor [rows, width]. `sizes`
+    are their numbers of rows (None: all equal). This rank's own are returned unchanged, with their
+    autograd graph."""
     widths = [math.prod(stat.shape[1:]) for stat in stats]
     columns = [stat.detach().reshape(-1, width) for stat, width in zip(stats, widths, strict=True)]
     packed = torch.cat(columns, dim=1)
+    if sizes is None:
+        gathered: Sequence[Tensor] = all_gather_equal(packed, group)
+    else:
+        gathered = all_gather_rows(packed, sizes, group).split(sizes)
     ranks = [
         tuple(
             part.reshape(len(part), *stat.shape[1:])
-            for part, stat in zip(gathered.split(widths, dim=1), stats, strict=True)
+            for part, stat in zip(of_rank.split(widths, dim=1), stats, strict=True)
         )
-        for gathered in gather(packed, group)
+        for of_rank in gathered
     ]
     ranks[group_rank(group)] = stats
     return ranks

@@ -5,6 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from heads.label_sets import LabelSets, class_ids_of
+from heads.losses import LOSSES, Loss
+
 NOTHING_COUNTS = (
     "the global batch has no rows with a positive weight: pass at least one row with a weight "
     "above 0"
@@ -12,7 +15,8 @@ NOTHING_COUNTS = (
 # Of a row or a class. Sums and products of larger weights could overflow float32.
 LARGEST_WEIGHT = 1e15
 
-# Shape legend: b rows of this rank, d features, n nodes of this rank, K all classes.
+# Shape legend: b rows of this rank, P labels of these rows (P = b without label sets), d features,
+# n nodes of this rank, K all classes.
 
 
 def is_integral(labels: Tensor) -> bool:
@@ -54,26 +58,47 @@ class Required(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """This rank's rows: `features` [b, d], class IDs `labels` [b] and, if given, `row_weights` [b],
-    which multiply the weights of the rows."""
+    """This rank's rows: `features` [b, d], class IDs `labels` [b] or label sets of b rows and, if
+    given, `row_weights` [b], which multiply the weights of the rows."""
 
     features: Tensor
-    labels: Tensor
+    labels: Tensor | LabelSets
     row_weights: Tensor | None = None
 
 
-def weights_of_rows(
-    class_weights: Tensor | None, labels: Tensor, factors: Tensor | None
+def loss_weights(
+    loss: Loss, class_weights: Tensor | None, labels: Tensor | LabelSets, factors: Tensor | None
 ) -> Tensor | None:
-    """Return the weights of rows in the mean [b]: the entries of their labels in `class_weights`
-    [K] (None: 1), times `factors` [b]. None if all of them are 1.
+    """Return the weights of a batch in the mean, None if all of them are 1.
 
-    Labels outside the classes get an arbitrary weight; `agree` rejects them.
+    The weights [b] of rows are the entries of their labels in `class_weights` [K] (None: 1), times
+    `factors` [b]. With label sets and a loss whose `label_sets` is "labels", these are the weights
+    [P] of the labels. Labels outside the classes get an arbitrary weight; `agree` rejects them.
     """
+    of_labels = class_weights is not None or loss.label_sets == "labels"
+    if isinstance(labels, LabelSets) and factors is not None and of_labels:
+        factors = factors.index_select(0, labels.row_of_label)
     if class_weights is None:
         return factors
-    weights = class_weights[labels.clamp(0, len(class_weights) - 1)]
+    weights = class_weights[class_ids_of(labels).clamp(0, len(class_weights) - 1)]
     return weights if factors is None else weights * factors
+
+
+def check_label_sets(loss: Loss, class_weights: Tensor | None) -> None:
+    """Raise ValueError if a head with this loss and these class weights does not support label
+    sets."""
+    if loss.label_sets == "no":
+        kinds = [kind for kind, each in LOSSES.items() if each.label_sets != "no"]
+        raise ValueError(
+            f"{loss.kind} needs exactly one label per row: for label sets, set head.loss.kind to "
+            f"one of {', '.join(kinds)}"
+        )
+    if class_weights is not None and loss.label_sets != "labels":
+        kinds = [kind for kind, each in LOSSES.items() if each.label_sets == "labels"]
+        raise ValueError(
+            f"{loss.kind} does not support class weights with label sets: set "
+            f"head.class_weights=none, or set head.loss.kind to one of {', '.join(kinds)}"
+        )
 
 
 def options_of(component: object) -> str:

@@ -95,12 +95,12 @@ class TorchWalk:
     def _reduced(self, block: ClassBlock, logits_GC: Tensor, *, with_graph: bool) -> ComputedBlock:
         """Compute a block's statistics, with an autograd graph if `with_graph`."""
         logits = self._logits
-        columns = logits.weights.columns(block, logits.labels_G)
-        labels = LabelPositions.of(columns, len(block.class_ids))
+        columns = logits.weights.columns(block, logits.labels_P)
+        labels = LabelPositions.of(columns, len(block.class_ids), logits.row_of_label)
         if logits.margins is not None:
             labels.put(logits_GC, logits.margins.logits)
         logits_GC.requires_grad_(with_graph)
-        view = Block.of(block.class_ids, logits.labels_G, labels, logits_GC, block.weights)
+        view = Block.of(block.class_ids, logits.labels_P, labels, logits_GC, block.weights)
         with torch.set_grad_enabled(with_graph):
             stats = logits.loss.statistics(logits_GC, view)
         return ComputedBlock(logits_GC, view, stats)

@@ -1,5 +1,6 @@
 """The losses, and `LOSSES`, which maps the `kind` in a recipe to its loss."""
 
+from heads.losses.asymmetric import Asymmetric
 from heads.losses.base import (
     STRICT,
     Block,
@@ -17,6 +18,7 @@ from heads.losses.base import (
 )
 from heads.losses.binary_cross_entropy import BinaryCrossEntropy, NoiseContrastiveEstimation
 from heads.losses.cross_entropy import BatchCrossEntropy, CrossEntropy, SelfNormalization
+from heads.losses.decoupled_softmax import DecoupledSoftmax
 from heads.losses.divergences import (
     SigmoidCauchySchwarz,
     SigmoidTanimoto,
@@ -34,6 +36,7 @@ from heads.losses.spherical import SphericalBound, SphericalSoftmax, TaylorSoftm
 __all__ = [
     "LOSSES",
     "STRICT",
+    "Asymmetric",
     "BatchCrossEntropy",
     "BatchMaxMargin",
     "BinaryCrossEntropy",
@@ -42,6 +45,7 @@ __all__ = [
     "ClassFacts",
     "CorrectClassQuadratic",
     "CrossEntropy",
+    "DecoupledSoftmax",
     "HeldClasses",
     "HierarchicalSoftmax",
     "LabelPositions",

@@ -3,7 +3,8 @@
 A loss consists of statistics of each row's logits, which can be merged over blocks of classes (a
 commutative monoid), and a function of the merged statistics.
 
-Shape legend: B rows, C classes of a block, K all classes, m rows of the global batch.
+Shape legend: B rows, C classes of a block, K all classes, m rows of the global batch, P labels of
+these rows: one per row, so that P = B, or with label sets any number per row.
 """
 
 import copy
@@ -18,6 +19,7 @@ from pydantic import ConfigDict, Field
 from pydantic.fields import FieldInfo
 from torch import Tensor
 
+from heads.label_sets import LabelSets
 from heads.losses.tile import Reduction, Tile
 from heads.tree import LabelTree
 
@@ -93,50 +95,66 @@ class Choice:
 class LabelPositions(NamedTuple):
     """The positions of the rows' labels in a block.
 
-    `here` [B] is true for labels in this block. `columns` [B] are their columns, and any column for
-    labels in other blocks. Every row has an entry, because only the device knows how many labels
-    are in the block: a shorter list of positions would make the host wait for that number.
+    `here` [P] is true for labels in this block. `columns` [P] are their columns, and any column for
+    labels in other blocks. `rows` [P] are the rows of label sets; None: one label per row. Every
+    label has an entry, because only the device knows how many labels are in the block: a shorter
+    list of positions would make the host wait for that number.
     """
 
     here: Tensor
     columns: Tensor
+    rows: Tensor | None = None
 
     @classmethod
-    def of(cls, columns: Tensor, num_classes: int) -> "LabelPositions":
-        """Create the positions from `columns` [B]; labels in other blocks have columns outside
+    def of(cls, columns: Tensor, num_classes: int, rows: Tensor | None = None) -> "LabelPositions":
+        """Create the positions from `columns` [P]; labels in other blocks have columns outside
         0..`num_classes` - 1."""
         nearest = columns.clamp(0, num_classes - 1)
-        return cls(nearest == columns, nearest)
+        return cls(nearest == columns, nearest, rows)
 
     def take(self, matrix_BC: Tensor) -> Tensor:
-        """Return the elements [B] at the labels, 0 for labels in other blocks."""
+        """Return the elements [P] at the labels, 0 for labels in other blocks."""
         return self._elements(matrix_BC).where(self.here, 0)
 
     def put(self, matrix_BC: Tensor, values: Tensor | float) -> Tensor:
-        """Write `values`, a scalar or [B], at the labels, in place."""
+        """Write `values`, a scalar or [P], at the labels, in place."""
         kept = self._elements(matrix_BC)
         new = torch.where(self.here, values, kept).to(kept.dtype)
-        return matrix_BC.scatter_(1, self.columns.unsqueeze(1), new.unsqueeze(1))
+        if self.rows is None:
+            return matrix_BC.scatter_(1, self.columns.unsqueeze(1), new.unsqueeze(1))
+        if not len(new):
+            return matrix_BC
+        # A label in another block may have the position of a label in this block, and writing the
+        # old element there could undo the write of the latter. So all labels in other blocks write
+        # what one label in this block writes. If there is none, they write an old element.
+        one = self.here.to(torch.uint8).argmax(0, keepdim=True)
+        rows, columns, new = (
+            each.where(self.here, each[one]) for each in (self.rows, self.columns, new)
+        )
+        return matrix_BC.index_put_((rows, columns), new)
 
     def add(self, matrix_BC: Tensor, values: Tensor) -> Tensor:
-        """Add `values` [B] at the labels, in place."""
-        return matrix_BC.scatter_add_(
-            1, self.columns.unsqueeze(1), values.where(self.here, 0).unsqueeze(1)
-        )
+        """Add `values` [P] at the labels, in place."""
+        added = values.where(self.here, 0)
+        if self.rows is None:
+            return matrix_BC.scatter_add_(1, self.columns.unsqueeze(1), added.unsqueeze(1))
+        return matrix_BC.index_put_((self.rows, self.columns), added, accumulate=True)
 
     def _elements(self, matrix_BC: Tensor) -> Tensor:
-        return matrix_BC.gather(1, self.columns.unsqueeze(1)).squeeze(1)
+        if self.rows is None:
+            return matrix_BC.gather(1, self.columns.unsqueeze(1)).squeeze(1)
+        return matrix_BC[self.rows, self.columns]
 
 
 @dataclass(frozen=True)
 class Block:
     """A block of classes, and the positions of the rows' labels in it.
 
-    `class_ids` [C] are the classes of the columns, and `labels` [B] are the classes of the rows.
-    `positions` are the positions of the labels in this block. `true` [B] is z_y for the rows whose
-    label is in this block and 0 for the others, so the sum over blocks is z_y. It is a separate
-    autograd leaf: its gradient has B elements, whereas a gradient through the logits would have
-    B x C. `weights` [C] are the weights of a `Choice`.
+    `class_ids` [C] are the classes of the columns, and `labels` [P] are the classes of the rows.
+    `positions` are the positions of the labels in this block. `true` [P] is z_y for the labels in
+    this block and 0 for the others, so the sum over blocks is z_y. It is a separate autograd leaf:
+    its gradient has P elements, whereas a gradient through the logits would have B x C. `weights`
+    [C] are the weights of a `Choice`.
     """
 
     class_ids: Tensor
@@ -154,8 +172,8 @@ class Block:
         logits_BC: Tensor,
         weights: Tensor | None = None,
     ) -> "Block":
-        """Create a block from the `columns` [B] of the labels, or from their positions; labels in
-        other blocks have columns outside 0..C-1."""
+        """Create a block from the `columns` [B] of one label per row, or from the positions of the
+        labels; labels in other blocks have columns outside 0..C-1."""
         positions = (
             LabelPositions.of(columns, len(class_ids)) if isinstance(columns, Tensor) else columns
         )
@@ -165,11 +183,11 @@ class Block:
 
     @property
     def label_columns(self) -> Tensor:
-        """The columns [B] of the labels, -1 for labels in other blocks."""
+        """The columns [P] of the labels, -1 for labels in other blocks."""
         return self.positions.columns.where(self.positions.here, -1)
 
     def false_logits(self, logits_BC: Tensor) -> Tensor:
-        """Return the logits with -inf at the label of each row."""
+        """Return the logits with -inf at the labels of each row."""
         result: Tensor = _WithoutLabels.apply(logits_BC, self.positions)
         return result
 
@@ -192,12 +210,15 @@ class _WithoutLabels(torch.autograd.Function):
 class Rows:
     """The m rows of the global batch, for `Loss.value`.
 
-    `labels` [m] are their classes and `weights` [m] their weights in the mean (None: uniform).
+    `labels` [P] are their classes and `weights` [m] their weights in the mean (None: uniform).
+    `sets` are their label sets (None: one label per row). With sets and a loss whose `label_sets`
+    is "labels", `weights` [P] are the weights of the labels.
     """
 
     num_classes: int
     labels: Tensor
     weights: Tensor | None = None
+    sets: LabelSets | None = None
 
     def mean(self, per_row: Tensor) -> Tensor:
         """Return the weighted mean of `per_row` [m], or 0 if all weights are 0."""
@@ -205,6 +226,29 @@ class Rows:
             return per_row.mean()
         total = self.weights.sum()
         return (self.weights * per_row).sum() / total.where(total > 0, 1)
+
+    def at_labels(self, per_row: Tensor) -> Tensor:
+        """Return the element [P] of `per_row` [m] for the row of each label."""
+        return per_row if self.sets is None else per_row.index_select(0, self.sets.row_of_label)
+
+    def over_labels(self, per_label: Tensor) -> Tensor:
+        """Return the sum [m] of `per_label` [P] over the labels of each row."""
+        return per_label if self.sets is None else self.sets.sums(per_label)
+
+    def mean_over_labels(self, per_label: Tensor, *, summed: bool = False) -> Tensor:
+        """Return the mean over rows of the weighted mean of `per_label` [P] over the labels of a
+        row, or of its weighted sum if `summed`.
+
+        With weights w of the n labels of a row, the weight of the row is sum(w) / n; a row without
+        labels has the weight 0.
+        """
+        if self.sets is None:
+            return self.mean(per_label)
+        shares = 1 / self.at_labels(self.sets.sizes).to(per_label.dtype)
+        weights = torch.ones_like(shares) if self.weights is None else self.weights
+        total = (weights * shares).sum()
+        terms = weights * per_label * (1 if summed else shares)
+        return terms.sum() / total.where(total > 0, 1)
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=STRICT)
@@ -223,6 +267,11 @@ class Loss(ABC):
     loss that needs individual logits. `over_nodes`: the columns are the nodes of a label tree.
     `tile` computes the statistics in a GPU kernel; if it is None, `without_tile` is the reason.
     `accepts_mixed_labels`: a row may occur twice with two different labels, as in mixup.
+
+    `label_sets` states whether the rows may have label sets. "no": every row has one label. "rows":
+    the loss is a mean over all rows, also over those without labels. "labels": it consists of terms
+    of labels, which class weights multiply; a row without labels has the weight 0. With sets, the
+    last statistic is z_y [P], which has one element per label.
     """
 
     kind: str = Field(default="", kw_only=True, repr=False)
@@ -236,6 +285,7 @@ class Loss(ABC):
     num_power_sums: ClassVar[int] = 0
     over_nodes: ClassVar[bool] = False
     accepts_mixed_labels: ClassVar[bool] = True
+    label_sets: ClassVar[Literal["no", "rows", "labels"]] = "no"
     reductions: ClassVar[tuple[Reduction, ...]] = ()
     tile: ClassVar[Tile | None] = None
     without_tile: ClassVar[str] = "it does not define a tile"
@@ -319,7 +369,7 @@ class Loss(ABC):
     def choose(self, held: HeldClasses, labels: Tensor, draw: int | None) -> Choice | None:
         """Return the classes of a rank that a step computes, or None for all of them.
 
-        `labels` [m] are the labels of the global batch. A loss that samples classes uses the step
+        `labels` [P] are the labels of the global batch. A loss that samples classes uses the step
         number `draw` as its seed, so that all ranks draw the same classes. If `draw` is None, all
         classes are computed.
         """

@@ -44,6 +44,8 @@ class BinaryCrossEntropy(Loss):
 
     Section 4.3 of paper 002 defines the loss, but misprints the sign of the second term. Because
     softplus(z) - z = softplus(-z), the loss is the sum of softplus(z) over all classes, minus z_y.
+    With label sets, it is -log sigmoid(z) over the labels of a row and -log(1 - sigmoid(z)) over
+    the other classes: the sum of softplus(z) over all classes, minus the sum of z over the labels.
 
     Aligned: near the infimum 0, every z_y is far above 0 and every false z is far below 0 (appendix
     C of paper 002).
@@ -53,6 +55,7 @@ class BinaryCrossEntropy(Loss):
     paper = "002 section 4.3"
     statistic = "sum softplus z, z_y"
     aligned = True
+    label_sets = "rows"
     reductions = (Reduction.SUM, Reduction.SUM)
     tile = Tile(_softplus, _slope_of_softplus, (Reduction.SUM,))
 
@@ -61,7 +64,7 @@ class BinaryCrossEntropy(Loss):
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         every, true = total
-        return rows.mean(every - true)
+        return rows.mean(every - rows.over_labels(true))
 
     def initial_bias(self, num_classes: int) -> float:
         """Return the logit of 1/K. With a bias of 0, the gradients of the K - 1 false classes of a
@@ -101,6 +104,7 @@ class NoiseContrastiveEstimation(Loss):
     paper = "002 eq 8"
     statistic = "expectation under q of log(1 - g_j), z_y"
     aligned = True
+    label_sets = "rows"
     reductions = (Reduction.SUM, Reduction.SUM)
     without_tile = "its terms depend on the noise distribution"
 
@@ -151,7 +155,7 @@ class NoiseContrastiveEstimation(Loss):
     def value(self, total: Stats, rows: Rows) -> Tensor:
         expected, true = total
         own = (self.t * self.q[rows.labels].to(true.dtype)).log()
-        return rows.mean(softplus(own - true) + self.t * expected)
+        return rows.mean(rows.over_labels(softplus(own - true)) + self.t * expected)
 
     def initial_bias(self, num_classes: int) -> float:
         """Return log(1/K), the logit of a normalized model that predicts all classes equally."""

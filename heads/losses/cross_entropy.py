@@ -50,6 +50,9 @@ class CrossEntropy(Loss):
     over the classes without a row in the batch. This Taylor approximation, half the relative
     variance of the sum, is accurate while it is small, and too large if a few classes dominate the
     sum. Evaluation uses all classes.
+
+    With label sets, -log p_y is averaged over the labels of a row. A row without labels has the
+    weight 0.
     """
 
     kind: Literal["ce"] = Field(default="ce", kw_only=True, repr=False)
@@ -67,6 +70,7 @@ class CrossEntropy(Loss):
     paper = "002 eq 1"
     statistic = "logsumexp z, z_y (and sum z under label smoothing)"
     aligned_if = "z_loss > 0, unless label_smoothing > 0 and sample_rate < 1"
+    label_sets = "labels"
 
     @property
     def reductions(self) -> tuple[Reduction, ...]:  # type: ignore[override]
@@ -116,12 +120,14 @@ class CrossEntropy(Loss):
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         lse, *every, target = total
+        lse = rows.at_labels(lse)
         if every:
-            target = torch.lerp(target, every[0] / rows.num_classes, self.label_smoothing)
-        of_rows = lse - target
+            mean = rows.at_labels(every[0] / rows.num_classes)
+            target = torch.lerp(target, mean, self.label_smoothing)
+        of_labels = lse - target
         if self.z_loss:
-            of_rows = of_rows + self.z_loss * lse.square()
-        return rows.mean(of_rows)
+            of_labels = of_labels + self.z_loss * lse.square()
+        return rows.mean_over_labels(of_labels)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -158,6 +164,11 @@ class BatchCrossEntropy(Loss):
     sum covers all rows, including rows of weight 0. A training step needs at
     least two rows; in evaluation, the loss of a single row equals `ce`.
 
+    With label sets, P_B has probability 1/P at each of the P labels of the batch, or in proportion
+    to the weight of the row times that of the class. All true logits then have the same share of
+    the partition sum, however many labels their rows have. Rows without labels are only in the
+    partition sum. The loss of a batch without labels is 0.
+
     Aligned: near the infimum 0, every true logit has a share near 1/m of the common partition sum,
     and every false logit has a share near 0 (appendix D of paper 002).
     """
@@ -167,6 +178,7 @@ class BatchCrossEntropy(Loss):
     statistic = "logsumexp z, z_y (one Z for the batch)"
     aligned = True
     couples_rows = True
+    label_sets = "labels"
     reductions = (Reduction.LOGSUMEXP, Reduction.SUM)
     tile = LOGSUMEXP
 
@@ -178,4 +190,6 @@ class BatchCrossEntropy(Loss):
         share = torch.ones_like(true) if rows.weights is None else rows.weights
         share = share / share.sum()
         log_z = logsumexp(lse.unsqueeze(0)).squeeze(0)
+        if not len(true):
+            return 0 * log_z
         return log_z + (torch.xlogy(share, share) - share * true).sum()

@@ -4,9 +4,11 @@ from typing import Annotated, get_args
 
 from pydantic import Discriminator, SerializeAsAny, WrapValidator
 
+from heads.losses.asymmetric import Asymmetric
 from heads.losses.base import Loss
 from heads.losses.binary_cross_entropy import BinaryCrossEntropy, NoiseContrastiveEstimation
 from heads.losses.cross_entropy import BatchCrossEntropy, CrossEntropy, SelfNormalization
+from heads.losses.decoupled_softmax import DecoupledSoftmax
 from heads.losses.divergences import (
     SigmoidCauchySchwarz,
     SigmoidTanimoto,
@@ -23,11 +25,13 @@ from heads.losses.spherical import SphericalBound, SphericalSoftmax, TaylorSoftm
 AnyLoss = (
     CrossEntropy
     | BatchCrossEntropy
+    | DecoupledSoftmax
     | MaxMargin
     | BatchMaxMargin
     | SelfNormalization
     | NoiseContrastiveEstimation
     | BinaryCrossEntropy
+    | Asymmetric
     | SoftmaxCauchySchwarz
     | SigmoidCauchySchwarz
     | SoftmaxTanimoto

@@ -27,7 +27,7 @@ _ROUNDING = 0x726F756E64
 # Number of inner nodes that are updated at a time.
 _NODES_AT_ONCE = 8192
 
-# Shape legend: C classes of a block, d features, n nodes of this rank.
+# Shape legend: C classes of a block, P labels, d features, n nodes of this rank.
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ class UpdatedRows:
     def target(self, block: ClassBlock) -> None:
         """Return None: every gradient is passed to `put`."""
 
-    def expect_labels(self, labels_G: Tensor, grads_Gd: Tensor) -> None:
-        """Add `grads_Gd` to the gradients of the class rows of `labels_G` in the blocks to come."""
-        self._labels = labels_G, grads_Gd
+    def expect_labels(self, labels_P: Tensor, grads_Pd: Tensor) -> None:
+        """Add `grads_Pd` to the gradients of the class rows of `labels_P` in the blocks to come."""
+        self._labels = labels_P, grads_Pd
 
     def put(self, block: ClassBlock, grad_Cd: Tensor) -> None:
         """Update the nodes of a block's classes, given the gradient of their rows, which this
@@ -89,11 +89,11 @@ class UpdatedRows:
         # The gradient may have the type of the features.
         grad_Cd = grad_Cd.to(wide_dtype(self._values.held.dtype))
         if self._labels is not None:
-            labels_G, grads_Gd = self._labels
-            columns = self._weights.columns(block, labels_G)
+            labels_P, grads_Pd = self._labels
+            columns = self._weights.columns(block, labels_P)
             nearest = columns.clamp(0, len(grad_Cd) - 1)
             here = (nearest == columns).unsqueeze(1)
-            grad_Cd.index_add_(0, nearest, grads_Gd.where(here, 0).to(grad_Cd.dtype))
+            grad_Cd.index_add_(0, nearest, grads_Pd.where(here, 0).to(grad_Cd.dtype))
         all_reduce_sum(grad_Cd, self._data_group)
         if self._inner is None:
             self._update(block.positions, grad_Cd)

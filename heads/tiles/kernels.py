@@ -71,6 +71,24 @@ def _logits(
 
 
 @jit
+def _without_sets(z, labels, label_offsets, g, in_g, first_class, first_c, BLOCK_C: tl.constexpr):
+    """Replace the logits z [BLOCK_G, BLOCK_C] of the classes in the sets of the rows `g` with -inf.
+
+    A mask would need as many registers as the logits. Labels outside the tile are only loaded: with
+    very many classes, most tiles contain no label.
+    """
+    c = first_c + tl.arange(0, BLOCK_C)
+    start = tl.load(label_offsets + g, in_g, 0).to(tl.int32)
+    num_labels = tl.load(label_offsets + g + 1, in_g, 0).to(tl.int32) - start
+    for i in range(0, tl.max(num_labels, 0)):
+        label = (tl.load(labels + start + i, i < num_labels, -1) - first_class).to(tl.int32)
+        inside = (label >= first_c) & (label < first_c + BLOCK_C)
+        if tl.max(inside.to(tl.int32), 0) > 0:
+            z = tl.where(c[None, :] == label[:, None], float("-inf"), z)
+    return z
+
+
+@jit
 def _finite(x):
     """Replace infinities with 0."""
     return tl.where(tl.abs(x) == float("inf"), 0.0, x)
@@ -82,7 +100,8 @@ def statistics_kernel(
     rows,  # [C, d]
     factors,  # [C] or None
     shifts,  # [C] or None
-    labels,  # [G], the positions of the labels among the classes of this rank
+    labels,  # [P], the positions of the labels among the classes of this rank
+    label_offsets,  # [G + 1], the offsets of the sets of labels, or None: one label per row
     totals,  # [N, all splits, G], output
     num_rows,
     num_classes,
@@ -101,7 +120,8 @@ def statistics_kernel(
     split = tl.program_id(0) // row_groups
     num_splits = tl.num_programs(0) // row_groups
     g = first_g + tl.arange(0, BLOCK_G)
-    label = tl.load(labels + g, g < num_rows, -1) - first_class
+    if label_offsets is None:
+        label = tl.load(labels + g, g < num_rows, -1) - first_class
     sums = (tl.zeros([BLOCK_G], tl.float32),) * len(IS_LOGSUMEXP)
     tops = (tl.full([BLOCK_G], float("-inf"), tl.float32),) * len(IS_LOGSUMEXP)
     for tile in range(split, tl.cdiv(num_classes, BLOCK_C), num_splits):
@@ -111,7 +131,13 @@ def statistics_kernel(
             features, rows, factors, shifts, first_g, first_c, num_rows, num_classes, dim,
             BLOCK_G, BLOCK_C, BLOCK_D,
         )  # fmt: skip
-        is_false = (c < num_classes)[None, :] & (c[None, :] != label[:, None])
+        if label_offsets is None:
+            is_false = (c < num_classes)[None, :] & (c[None, :] != label[:, None])
+        else:
+            z = _without_sets(
+                z, labels, label_offsets, g, g < num_rows, first_class, first_c, BLOCK_C
+            )
+            is_false = (c < num_classes)[None, :] & (z != float("-inf"))
         terms = TERMS(z)
         new_sums = ()
         new_tops = ()
@@ -142,7 +168,8 @@ def gradient_kernel(
     rows,  # [C, d]
     factors,  # [C] or None
     shifts,  # [C] or None
-    labels,  # [G], as in `statistics_kernel`
+    labels,  # [P], as in `statistics_kernel`
+    label_offsets,
     totals,  # [N, G], over all splits
     grads,  # [N, G], of the totals
     out,  # [G, C], output: the gradient of the products x·w, 0 at the labels
@@ -170,6 +197,8 @@ def gradient_kernel(
         features, rows, factors, shifts, first_g, first_c, num_rows, num_classes, dim,
         BLOCK_G, BLOCK_C, BLOCK_D,
     )  # fmt: skip
+    if label_offsets is not None:
+        z = _without_sets(z, labels, label_offsets, g, in_g, first_class, first_c, BLOCK_C)
     terms = TERMS(z)
     slopes = SLOPES(z)
     grad = tl.zeros([BLOCK_G, BLOCK_C], tl.float32)
@@ -180,8 +209,12 @@ def gradient_kernel(
             grad += weight * tl.exp(terms[i] - total[:, None]) * slopes[i]
         else:
             grad += weight * slopes[i]
-    label = tl.load(labels + g, in_g, -1) - first_class
-    grad = tl.where(in_g[:, None] & (c[None, :] != label[:, None]), grad, 0.0)
+    if label_offsets is None:
+        label = tl.load(labels + g, in_g, -1) - first_class
+        is_false = c[None, :] != label[:, None]
+    else:
+        is_false = z != float("-inf")
+    grad = tl.where(in_g[:, None] & is_false, grad, 0.0)
     if column_sums is not None:  # the gradient is not yet rounded
         of_group = column_sums + row_group.to(tl.int64) * num_classes
         tl.store(of_group + c, tl.sum(grad, 0), in_c)

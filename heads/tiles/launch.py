@@ -79,9 +79,10 @@ class BlockInputs:
     """The inputs of both kernels for one block of classes.
 
     `features` [G, d] and `rows` [C, d] have the same dtype. The logits are the products times
-    `factors` [C] plus `shifts` [C], both float32; None means 1 and 0. `labels` [G] are positions
-    among the classes of this rank, outside their range for classes of other ranks; `first_class` is
-    the position of the block's first class.
+    `factors` [C] plus `shifts` [C], both float32; None means 1 and 0. `labels` [P] are positions
+    among the classes of this rank, outside their range for classes of other ranks: one per row, or
+    those of row g from `label_offsets[g]` to `label_offsets[g + 1]`. `first_class` is the position
+    of the block's first class.
     """
 
     features: Tensor
@@ -89,6 +90,7 @@ class BlockInputs:
     factors: Tensor | None
     shifts: Tensor | None
     labels: Tensor
+    label_offsets: Tensor | None
     first_class: int
 
     def write_statistics(self, tile: Tile, splits: slice, totals: Tensor) -> None:
@@ -139,7 +141,9 @@ class BlockInputs:
         **scalars: Any,
     ) -> None:
         """Launch `per_row_group` programs of a kernel for each group of rows."""
-        inputs = self.features, self.rows, self.factors, self.shifts, self.labels
+        inputs = (
+            self.features, self.rows, self.factors, self.shifts, self.labels, self.label_offsets
+        )  # fmt: skip
         config = config_of(tile, self.features)
         num_rows, dim = self.features.shape
         with torch.cuda.device_of(self.features):  # Triton launches on the current device

@@ -4,10 +4,10 @@ No tensor of logits exists in the forward pass. The backward pass computes the l
 again and writes their gradient in the dtype of the products, from which two products compute the
 gradients of features and rows.
 
-The kernels omit the logit of each row's label. It is a product of two vectors, which is computed in
-float32 and may have a margin. Its statistics are those of one more block, of one column. Its
-gradient is not rounded to half precision: it is the largest one of a row, and its rounding error
-would exceed the gradients of most other classes.
+The kernels omit the logits of the labels of each row. Each is a product of two vectors, which is
+computed in float32 and may have a margin. Their statistics are those of one more block. Their
+gradients are not rounded to half precision: they are the largest ones of a row, and their rounding
+errors would exceed the gradients of most other classes.
 """
 
 from itertools import accumulate
@@ -22,8 +22,8 @@ from heads.losses.tile import Reduction, Tile
 from heads.tiles.launch import BlockInputs, num_splits
 from heads.weights import ClassBlock
 
-# Shape legend: G rows of the class group, C classes of a block, d features, N reductions, S splits
-# of all blocks or parts of a sum.
+# Shape legend: G rows of the class group, P labels of these rows (P = G without label sets),
+# C classes of a block, d features, N reductions, S splits of all blocks or parts of a sum.
 
 
 class TileWalk:
@@ -32,7 +32,7 @@ class TileWalk:
     def __init__(self, logits: BlockwiseLogits, tile: Tile, *, with_graph: bool) -> None:
         self._logits, self._tile, self._with_graph = logits, tile, with_graph
         self.blocks = logits.blocks()
-        self._labels_G = logits.weights.held.positions(logits.labels_G)
+        self._labels_P = logits.weights.held.positions(logits.labels_P)
 
     def statistics(self) -> list[Stats]:
         """Return the statistics of all false logits and those of the true logits; an empty list for
@@ -55,58 +55,70 @@ class TileWalk:
         )
         self._leaves = [each.requires_grad_(self._with_graph) for each in self._totals_NG.unbind()]
         # The true logits are not among these logits, so their sum is 0.
-        return [(*self._leaves, torch.zeros_like(self._leaves[0])), self._true_statistics()]
+        true = self._true_statistics()
+        return [(*self._leaves, torch.zeros_like(true[-1])), true]
 
     def _true_statistics(self) -> Stats:
-        logits, labels_G = self._logits, self._logits.labels_G
+        logits, labels_P = self._logits, self._logits.labels_P
         # The rows and logits of classes that other ranks hold are arbitrary.
-        here, _ = logits.weights.held.nearest(labels_G)
-        self._true_rows_Gd, self._true_vectors_Gd = logits.true_vectors()
-        self._true_G = logits.true_logits(self._true_vectors_Gd).requires_grad_(self._with_graph)
-        positions = LabelPositions(torch.ones_like(here), torch.zeros_like(labels_G))
-        block = Block(labels_G.unsqueeze(1), labels_G, positions, self._true_G)
+        here, _ = logits.weights.held.nearest(labels_P)
+        self._true_rows_Pd, self._true_vectors_Pd = logits.true_vectors()
+        self._true_P = logits.true_logits(self._true_vectors_Pd).requires_grad_(self._with_graph)
+        positions = LabelPositions(torch.ones_like(here), torch.zeros_like(labels_P))
+        block = Block(labels_P.unsqueeze(1), labels_P, positions, self._true_P)
         with torch.set_grad_enabled(self._with_graph):
-            return tuple(
+            stats = tuple(
                 stat.where(here.view(-1, *(1,) * (stat.ndim - 1)), none)
                 for stat, none in zip(
-                    logits.loss.statistics(self._true_G.unsqueeze(1), block),
-                    logits.identity(),
+                    logits.loss.statistics(self._true_P.unsqueeze(1), block),
+                    logits.loss.identity(self._true_P.detach()),
                     strict=True,
                 )
             )
+            if logits.row_of_label is None:
+                return stats
+            merged = [
+                _of_rows(stat, logits.row_of_label, len(logits.features_Gd), reduction)
+                for stat, reduction in zip(stats[:-1], logits.loss.reductions, strict=False)
+            ]
+            return *merged, stats[-1]
 
     def add_gradients(self, loss: Tensor, grad_loss: Tensor, to: GradientSums) -> None:
         """Add the gradients of `loss`, a function of `statistics`, to `to`."""
         if not self.blocks:
             return
         logits = self._logits
-        *by_totals, by_true_G = torch.autograd.grad(
+        *by_totals, by_true_P = torch.autograd.grad(
             loss,
-            (*self._leaves, self._true_G),
+            (*self._leaves, self._true_P),
             grad_loss,
             retain_graph=True,
             allow_unused=True,
             materialize_grads=True,
         )
-        grads_NG, products_G, by_scale = torch.stack(by_totals), by_true_G, None
+        grads_NG, products_P, by_scale = torch.stack(by_totals), by_true_P, None
         if logits.margins is not None:
-            products_G, by_scale = logits.margins.through(by_true_G)
+            products_P, by_scale = logits.margins.through(by_true_P)
         if to.rows is not None:
-            grads_Gd = products_G.unsqueeze(1) * logits.features_Gd
+            grads_Pd = products_P.unsqueeze(1) * logits.features_of_labels()
             if logits.logit_map.normalizes:
-                grads_Gd = logits.logit_map.gradient(self._true_rows_Gd, grads_Gd)
-            to.rows.expect_labels(logits.labels_G, grads_Gd)
+                grads_Pd = logits.logit_map.gradient(self._true_rows_Pd, grads_Pd)
+            to.rows.expect_labels(logits.labels_P, grads_Pd)
         for block in self.blocks:
             self._add_block(block, grads_NG, to)
         if to.bias is not None:
-            by_true_G1 = by_true_G.unsqueeze(1)
-            logits.weights.add_gradient_of_labels(logits.labels_G, by_true_G1, to.bias)
+            by_true_P1 = by_true_P.unsqueeze(1)
+            logits.weights.add_gradient_of_labels(logits.labels_P, by_true_P1, to.bias)
         if to.scalars is not None:
-            to.scalars[1] += by_true_G.sum()
+            to.scalars[1] += by_true_P.sum()
             if by_scale is not None:
                 to.scalars[0] += by_scale
         if to.features is not None:
-            to.features.addcmul_(products_G.unsqueeze(1), self._true_vectors_Gd)
+            terms_Pd = products_P.unsqueeze(1), self._true_vectors_Pd
+            if logits.row_of_label is None:
+                to.features.addcmul_(*terms_Pd)
+            else:
+                to.features.index_add_(0, logits.row_of_label, terms_Pd[0] * terms_Pd[1])
 
     def _inputs(self, block: ClassBlock) -> tuple[BlockInputs, Tensor]:
         """Return the inputs of the kernels for a block, and its class rows [C, d].
@@ -128,7 +140,8 @@ class TileWalk:
             rows=multiplied_Cd.to(logits.compute_dtype),
             factors=factors,
             shifts=logits.shift(block),
-            labels=self._labels_G,
+            labels=self._labels_P,
+            label_offsets=logits.label_offsets,
             first_class=block.positions.start,
         )
         return inputs, rows_Cd
@@ -155,3 +168,17 @@ class TileWalk:
         elif to.rows is not None:
             grad_Cd = logits.product(grad_GC.T, logits.features_Gd)
             to.rows.put(block, tangential(rows_Cd, grad_Cd))
+
+
+def _of_rows(stat_P: Tensor, row_of_label: Tensor, num_rows: int, reduction: Reduction) -> Tensor:
+    """Merge a statistic of labels to that of their rows [num_rows]."""
+    zeros = stat_P.new_zeros(num_rows)
+    if reduction is Reduction.SUM:
+        return zeros.index_add(0, row_of_label, stat_P)
+    top = torch.full_like(zeros, -torch.inf)
+    top = top.scatter_reduce(0, row_of_label, stat_P.detach(), "amax")
+    exists = top != -torch.inf
+    powers = (stat_P - top.where(exists, 0).index_select(0, row_of_label)).exp()
+    sums = zeros.index_add(0, row_of_label, powers)
+    # `log` of 1 instead of 0, whose derivative is infinite
+    return (top + sums.where(exists, 1).log()).where(exists, -torch.inf)

@@ -14,20 +14,21 @@ if TYPE_CHECKING:
 _WIDE_COLUMNS = 140  # minimum width of a terminal that shows the statistics, too
 _LEGEND = (
     "aligned: with the Principle of Logit Separation, so a single logit is a meaningful score.",
+    "label sets: supports rows with several labels or none.",
     "tiles: supports head.tiles, which computes the logits on a GPU without storing them.",
     "paper: docs/papers.md lists papers 000 to 004.",
 )
 
 
 def losses() -> None:
-    """List the losses, their papers, and whether each is aligned and supports tiles.
+    """List the losses, their papers, and whether each is aligned and supports label sets and tiles.
 
     Aligned losses train logits that are meaningful scores for single-class queries.
     """
     from heads.losses import LOSSES
 
     table = Table(box=None, pad_edge=False)
-    for column in ("head.loss.kind", "aligned", "tiles"):
+    for column in ("head.loss.kind", "aligned", "label sets", "tiles"):
         table.add_column(column, no_wrap=True)
     for column in ("paper", "options", "statistics per row"):
         table.add_column(column, overflow="fold")
@@ -37,12 +38,17 @@ def losses() -> None:
         aligned = "depends" if loss.aligned_if else "yes" if loss.aligned else "no"
         if loss.aligned_if:
             conditions.append(f"{kind} is aligned if {loss.aligned_if}.")
+        sets = "no" if loss.label_sets == "no" else "yes"
         tiles = "no" if loss.tile is None else "yes"
         if loss.tile is None:
             conditions.append(f"{kind} does not support tiles, because {loss.without_tile}.")
+<<<<<<< HEAD
         fields = loss_class.option_fields().items()
         options = ", ".join(f"{name}={_default(field)}" for name, field in fields)
         cells = (kind, aligned, tiles, loss.paper, options, loss.statistic)
+=======
+        cells = (kind, aligned, sets, tiles, loss.paper, _options(loss_class), loss.statistic)
+>>>>>>> h2
         table.add_row(*map(Text, cells))
     console = wide_console(1_000)
     if console.width < _WIDE_COLUMNS:

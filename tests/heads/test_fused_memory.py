@@ -1,11 +1,13 @@
-"""A fused step of a million classes needs no gradient of all class rows, and no moments."""
+"""A fused step of a million classes needs no gradient of all class rows, and no moments; a step
+with label sets needs no tensor of rows x classes."""
 
 import pytest
 import torch
 
 from benchmarks.timing import resident, restart_high_water_mark
-from heads import ClassHead, CrossEntropy, FusedSGD
+from heads import BinaryCrossEntropy, ClassHead, CrossEntropy, FusedSGD, LabelSets
 from heads.build import ROW_DTYPES
+from heads.losses import DecoupledSoftmax
 
 CLASSES, DIM, BATCH, MEMORY_MIB = 1_000_000, 32, 32, 32
 
@@ -25,3 +27,19 @@ def test_a_step_needs_less_memory_than_the_gradient_of_the_rows(dtype, deferred)
     # The gradient would have 128 MB. The logits of a step have at most half of `memory_mib`, and a
     # few temporaries the size of a block's rows.
     assert resident("VmHWM") - before < 2 * MEMORY_MIB << 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", [CrossEntropy(), BinaryCrossEntropy(), DecoupledSoftmax()])
+def test_a_step_with_label_sets_needs_200_mb_above_the_rows_and_their_gradient(loss):
+    """An indicator of bytes would have 512 MB."""
+    rows, dim, labels_per_row = 512, 64, 5
+    head = ClassHead(dim, CLASSES, loss, bias=False, memory_mib=128)
+    features = torch.randn(rows, dim, requires_grad=True)
+    labels = torch.randint(CLASSES // labels_per_row, (rows, labels_per_row))
+    labels += torch.arange(labels_per_row) * (CLASSES // labels_per_row)
+    sets = LabelSets(labels.flatten(), labels_per_row * torch.arange(rows + 1))
+    before = restart_high_water_mark()
+    head(features, sets).backward()
+    gradient = head.weight.grad.nbytes
+    assert resident("VmHWM") - before - gradient < 200e6

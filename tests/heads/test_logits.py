@@ -6,6 +6,7 @@ test_sharded.py tests every map with every loss and all class weights on several
 import math
 from functools import cache
 from itertools import cycle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from heads import ArcFace, ClassHead, Cosine, Dot, FactoredHead, FusedSGD, LabelTree
+from heads import ArcFace, ClassHead, Cosine, Dot, FactoredHead, FusedSGD, LabelSets, LabelTree
 from heads.append import append_classes
 from heads.config import HeadConfig
 from heads.logits import AnyLogitMap, ClassRows, LogitMap, log_prior, unit_vectors
@@ -43,14 +44,15 @@ def psi(phi: Tensor) -> Tensor:
 
 
 def definition(
-    logits: LogitMap, x: Tensor, rows: Tensor, bias: Tensor, labels: Tensor, s: Tensor, o: Tensor
+    logits: LogitMap, x: Tensor, rows: Tensor, bias: Tensor, true: Tensor, s: Tensor, o: Tensor
 ) -> Tensor:
-    """The training logits [B, K]."""
+    """The training logits [B, K], with labels [B] or a mask `true` [B, K] of the labels."""
     if logits.kind == "dot":
         z = s * x @ rows.T + bias
     else:
         cosine = (x / x.norm(dim=1)[:, None]) @ (rows / rows.norm(dim=1)[:, None]).T
-        true = torch.nn.functional.one_hot(labels, len(rows)).bool()
+        if true.ndim == 1:
+            true = torch.nn.functional.one_hot(true, len(rows)).bool()
         theta = torch.acos(torch.where(true, cosine, 0))
         with_margin = psi(logits.m1 * theta + logits.m2) - logits.m3
         z = s * torch.where(true, with_margin, cosine)
@@ -92,9 +94,11 @@ def make_head(name: str, kind: str, weighting: str, num_classes: int, mesh=None)
     )
 
 
-def step(head: ClassHead, features: Tensor, labels: Tensor) -> list[np.ndarray]:
+def step(
+    head: ClassHead, features: Tensor, labels: Tensor | LabelSets, **options: Any
+) -> list[np.ndarray]:
     mine = features.clone().requires_grad_()
-    loss = head(mine, labels)
+    loss = head(mine, labels, **options)
     loss.backward()
     found = [loss.detach(), mine.grad, gradient_of_nodes(head)]
     if head.log_scale is not None:

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from heads import ClassHead, CrossEntropy
+from heads import ClassHead, CrossEntropy, LabelSets
 from heads.engine.agreement import non_finite_rows
 from tests.heads.cases import LOGIT_MAPS, LOSS_KINDS, WEIGHTINGS, label_tree, make_loss
+from tests.heads.set_cases import SET_KINDS, label_sets
 from tests.host_reads import host_reads
 from tests.ranks import rank_mesh, run_on_ranks
 
@@ -30,17 +31,24 @@ def make_head(kind: str, weighting: str, logits: str, **options: object) -> Clas
     )
 
 
-def reads_of_step(head: ClassHead, rows: list[int]) -> list[str]:
+def reads_of_step(head: ClassHead, rows: list[int], *, of_sets: bool = False) -> list[str]:
     """Return the reads in a step with saved graphs and in a step in blocks; `rows` lists the number
     of rows of each rank."""
-    num_rows = rows[head.mesh.get_rank() if head.mesh is not None else 0]
-    found = []
+    rank = head.mesh.get_rank() if head.mesh is not None else 0
+    num_rows, found = rows[rank], []
+    sets = [label_sets(NUM_CLASSES, num) for num in rows]
+    known: dict[str, Any] = {"rows_of_ranks": rows}
+    if of_sets:
+        known["labels_of_ranks"] = [sum(map(len, each)) for each in sets]
     for memory in (1 << 28, 1):
         object.__setattr__(head.engine, "memory_bytes", memory)
         features = torch.randn(num_rows, DIM, requires_grad=True)
-        labels, weights = torch.randint(NUM_CLASSES, (num_rows,)), torch.rand(num_rows)
+        labels: Tensor | LabelSets = torch.randint(NUM_CLASSES, (num_rows,))
+        weights = torch.rand(num_rows)
+        if of_sets:
+            labels = LabelSets.of(sets[rank])
         with host_reads() as reads:
-            loss = head(features, labels, weights, rows_of_ranks=rows)
+            loss = head(features, labels, weights, **known)
             loss.backward()
             non_finite_rows(features)
             head.squared_gradient_norm()
@@ -65,6 +73,9 @@ def reads_of_heads(class_ranks: int | None, rows: list[int]) -> list[str]:
     for kind, weighting, logits, options in HEADS:
         head = make_head(kind, weighting, logits, mesh=mesh, **options)
         found += [f"{kind} {weighting} {logits}: {r}" for r in reads_of_step(head, rows)]
+    for kind, weighting, logits in zip(SET_KINDS, cycle(WEIGHTINGS), LOGIT_MAPS):
+        head = make_head(kind, weighting, logits, mesh=mesh)
+        found += [f"{kind} with sets: {r}" for r in reads_of_step(head, rows, of_sets=True)]
     return found
 
 

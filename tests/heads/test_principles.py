@@ -16,6 +16,7 @@ from torch import Tensor
 
 from heads.losses import (
     LOSSES,
+    Asymmetric,
     BatchCrossEntropy,
     BatchMaxMargin,
     BinaryCrossEntropy,
@@ -23,6 +24,7 @@ from heads.losses import (
     ClassFacts,
     CorrectClassQuadratic,
     CrossEntropy,
+    DecoupledSoftmax,
     Loss,
     MaxMargin,
     NoiseContrastiveEstimation,
@@ -118,6 +120,7 @@ SHIFTED = [
         for smoothing in (0.0, 0.1, 0.9)
         for rate in (1.0, 0.1)
     ),
+    DecoupledSoftmax(),
     MaxMargin(0.1),
     MaxMargin(1.0),
     SoftmaxCauchySchwarz(),
@@ -233,6 +236,7 @@ ALIGNED = [
     (BatchMaxMargin(0.1), lambda _: 0.0),
     (NoiseContrastiveEstimation(10).prepare(FACTS), lambda y: nce_infimum(10, y)),
     (BinaryCrossEntropy(), lambda _: 0.0),
+    *((each, lambda _: 0.0) for each in (Asymmetric(), Asymmetric(2.0, 2.0, margin=0.0))),
     (SigmoidTanimoto(), lambda _: -1.0),
     (Quadratic(), lambda _: 0.0),
     *((CorrectClassQuadratic(w), lambda _: 0.0) for w in (3.0, None)),

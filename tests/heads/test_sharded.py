@@ -7,7 +7,7 @@ classes.
 """
 
 from functools import cache
-from itertools import cycle, product
+from itertools import cycle, pairwise, product
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,9 @@ import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from heads import LabelSets
 from tests.heads.cases import LOGIT_MAPS, LOSS_KINDS, WEIGHTINGS, label_tree, problem, set_nodes
+from tests.heads.set_cases import expected_with_sets, label_sets, make_set_head
 from tests.heads.test_logits import DIM, EXACT, expected, make_head, step
 from tests.ranks import rank_mesh, run_on_ranks
 
@@ -38,6 +40,8 @@ class Case(NamedTuple):
     num_classes: int = 9
     num_rows: int = 11
     in_blocks: bool = False
+    of_sets: bool = False
+    knows_counts: bool = False
 
 
 def covering_cases() -> list[Case]:
@@ -74,16 +78,23 @@ def answers_of_a_rank(cases: list[tuple]) -> dict[tuple, tuple]:
         world = meshes[case.mesh].size()
         if rank >= world:
             continue
-        head = make_head(
-            case.logits, case.kind, case.weighting, case.num_classes, meshes[case.mesh]
-        )
+        make = make_set_head if case.of_sets else make_head
+        head = make(case.logits, case.kind, case.weighting, case.num_classes, meshes[case.mesh])
         if case.in_blocks:
             object.__setattr__(head.engine, "memory_bytes", 1)
         features, labels, nodes = problem(head.tree, case.num_rows, DIM)
         set_nodes(head, nodes)
-        mine = slice(case.num_rows * rank // world, case.num_rows * (rank + 1) // world)
+        ends = [case.num_rows * each // world for each in range(world + 1)]
+        parts = [slice(*pair) for pair in pairwise(ends)]
+        mine = parts[rank]
         held = slice(head.engine.weights.start, head.engine.weights.stop)
-        answers = step(head, features[mine], labels[mine])
+        if case.of_sets:
+            labels = LabelSets.of(label_sets(case.num_classes, case.num_rows))
+        known = {}
+        if case.knows_counts:
+            known["rows_of_ranks"] = [part.stop - part.start for part in parts]
+            known["labels_of_ranks"] = [len(labels[part].labels) for part in parts]
+        answers = step(head, features[mine], labels[mine], **known)
         found[key] = answers, float(head.squared_gradient_norm()), mine, held
     return found
 
@@ -91,7 +102,8 @@ def answers_of_a_rank(cases: list[tuple]) -> dict[tuple, tuple]:
 @cache
 def definition_of(case: Case) -> list[np.ndarray]:
     tree = label_tree(case.weighting, case.num_classes)
-    return expected(case.logits, case.kind, tree, case.num_rows)
+    definition = expected_with_sets if case.of_sets else expected
+    return definition(case.logits, case.kind, tree, case.num_rows)
 
 
 def check(cases: list[Case]) -> None:

@@ -55,7 +55,8 @@ def test_kway_losses_lists_every_loss_and_its_alignment(kway, capsys, monkeypatc
         assert loss.paper in rows[kind]
         assert loss.statistic in rows[kind]
         aligned = "depends" if loss.aligned_if else "yes" if loss.aligned else "no"
-        assert rows[kind].split()[1] == aligned
+        sets = "no" if loss.label_sets == "no" else "yes"
+        assert rows[kind].split()[1:3] == [aligned, sets]
         assert not loss.aligned_if or f"{kind} is aligned if {loss.aligned_if}." in legend
     assert "k=5, tau=1.0, alpha=1.0" in rows["smooth_topk"]
     assert "samples=null (the exact expectation)" in rows["nce"]

@@ -31,8 +31,9 @@ FORMATS = {"fp32": FP32, "bf16": BF16, "fp8": FP8_E4M3}
 # Instructions of the tensor cores of Ampere, Hopper and Blackwell.
 MATRIX_INSTRUCTIONS = ("mma.sync", "wgmma.mma_async", "tcgen05.mma")
 _SIZES = ("num_rows", "num_classes", "dim", "first_class", "first_split", "all_splits")
-# Arguments that are None for logits without factors, bias, prior and offset.
-_OPTIONAL = ("factors", "shifts", "column_sums")
+# Arguments that are None with one label per row, and for logits without factors, bias, prior and
+# offset.
+_OPTIONAL = ("factors", "shifts", "column_sums", "label_offsets")
 
 
 def compiled(tile: Tile, dtype: str, capability: int) -> Iterator[dict[str, Any]]:
@@ -105,7 +106,7 @@ def compiled_update(dtype: str, capability: int) -> Iterator[dict[str, Any]]:
 def _type(name: str, dtype: str) -> str:
     if name in _SIZES:
         return "i32"
-    if name == "labels":
+    if name in ("labels", "label_offsets"):
         return "*i64"
     return f"*{dtype}" if name in ("features", "rows", "out") else "*fp32"
 

@@ -18,13 +18,14 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from heads import ClassHead, CrossEntropy
+from heads import ClassHead, CrossEntropy, LabelSets
 from heads.logits import Cosine, LogitMap
 from heads.losses import LOSSES, Loss
 from heads.optional_triton import interprets
 from heads.tiles.launch import BlockInputs
 from heads.tree import LabelTree
 from tests.heads.cases import LOGIT_MAPS, label_tree, make_loss
+from tests.heads.set_cases import label_sets
 from tests.ranks import rank_mesh, run_on_ranks
 
 pytestmark = [
@@ -72,7 +73,9 @@ def batch(num_rows: int = ROWS, dim: int = DIM, seed: int = 0) -> tuple[Tensor, 
     return features, torch.randint(CLASSES, (num_rows,), generator=generator)
 
 
-def results(head: ClassHead, features: Tensor, labels: Tensor, **options: Any) -> list[Tensor]:
+def results(
+    head: ClassHead, features: Tensor, labels: Tensor | LabelSets, **options: Any
+) -> list[Tensor]:
     """Return the loss and the gradients of the features and of every parameter."""
     features = features.clone().requires_grad_()
     loss = head(features, labels, **options)
@@ -88,7 +91,11 @@ def assert_same(tiles: list[Tensor], torch_operations: list[Tensor], tolerance: 
 
 
 def compare(
-    loss: Loss, features: Tensor, labels: Tensor, tolerance: float = 1e-5, **options: Any
+    loss: Loss,
+    features: Tensor,
+    labels: Tensor | LabelSets,
+    tolerance: float = 1e-5,
+    **options: Any,
 ) -> list[Tensor]:
     """Compare both implementations, and return the results of the kernels."""
     of_call = {name: options.pop(name) for name in ("row_weights",) if name in options}
@@ -126,6 +133,25 @@ def test_partial_tiles_of_any_size(kind: str, num_rows: int, dim: int, num_class
     features, labels = batch(num_rows, dim)
     tree = LabelTree.dense(num_classes)
     compare(loss, features, labels % num_classes, tree=tree, dim=dim)
+
+
+@pytest.mark.parametrize(
+    ("kind", "weighting", "logits"),
+    [
+        ("ce", "dense", "cosine"),
+        ("batch_ce", "utree", "dot"),
+        ("decoupled_softmax", "dense", "dot"),
+        ("decoupled_softmax", "vtree", "arcface"),
+        ("bce", "vtree", "dot"),
+    ],
+)
+def test_label_sets(kind: str, weighting: str, logits: str) -> None:
+    """The first rows have labels in every tile of 32 classes; other rows have few or none."""
+    features, _ = batch()
+    sets = [[0, 31, 32, 40, 63, 64, 99], [*range(3, CLASSES, 7)], *label_sets(CLASSES, ROWS - 2)]
+    tree, loss = label_tree(weighting, CLASSES), make_loss(kind, CLASSES)
+    options = {"tree": tree, "logits": LOGIT_MAPS[logits]}
+    compare(loss, features, LabelSets.of(sets), row_weights=torch.linspace(0, 2, ROWS), **options)
 
 
 def test_row_weights() -> None:
@@ -212,20 +238,26 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _results_of_rank() -> list[np.ndarray]:
+def _labels(*, of_sets: bool) -> Tensor | LabelSets:
+    return LabelSets.of(label_sets(5, 8)) if of_sets else batch(num_rows=8)[1] % 5
+
+
+def _results_of_rank(of_sets: bool) -> list[np.ndarray]:
     rank = dist.get_rank()
     head = make_head(CrossEntropy(), tiles=True, tree=LabelTree.dense(5), mesh=rank_mesh())
-    features, labels = batch(num_rows=8)
+    features, _ = batch(num_rows=8)
     mine = slice(2 * rank, 2 * rank + 2)
-    return [each.numpy() for each in results(head, features[mine], labels[mine] % 5)]
+    labels = _labels(of_sets=of_sets)
+    return [each.numpy() for each in results(head, features[mine], labels[mine])]
 
 
-def test_ranks_with_few_classes_or_none() -> None:
+@pytest.mark.parametrize("of_sets", [False, True], ids=["one label per row", "label sets"])
+def test_ranks_with_few_classes_or_none(of_sets: bool) -> None:
     """Four ranks hold two, two, one and no class, and two rows each."""
-    losses, *parts = zip(*run_on_ranks(4, _results_of_rank), strict=True)
-    features, labels = batch(num_rows=8)
+    losses, *parts = zip(*run_on_ranks(4, _results_of_rank, of_sets), strict=True)
+    features, _ = batch(num_rows=8)
     head = make_head(CrossEntropy(), tiles=False, tree=LabelTree.dense(5))
-    loss, *grads = results(head, features, labels % 5)
+    loss, *grads = results(head, features, _labels(of_sets=of_sets))
     assert all(each == pytest.approx(loss.item(), rel=1e-5) for each in losses)
     for part, grad in zip(parts, grads, strict=True):
         np.testing.assert_allclose(np.concatenate(part), grad, rtol=1e-4, atol=1e-6)

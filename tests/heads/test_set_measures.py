@@ -1,0 +1,187 @@
+"""Measures of label sets equal napkinXC's and scikit-learn's, in blocks of classes and on ranks."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from heads import LabelSets
+from heads.collectives import all_reduce_sum
+from heads.set_measures import f1_measures, f1_sums, inverse_propensities, measures_at_k
+from heads.slc import block_measures
+from tests.ranks import rank_mesh, run_on_ranks
+
+CLASSES, ROWS, TRAIN, K = 40, 30, 200, 7
+THRESHOLD = 1.0
+
+
+def random_sets(num_rows: int, seed: int) -> list[list[int]]:
+    """Up to five labels per row, more often of the first classes."""
+    rng, shares = np.random.default_rng(seed), 1 / np.arange(1, CLASSES + 1)
+    shares /= shares.sum()
+    return [
+        sorted(rng.choice(CLASSES, rng.integers(0, 6), replace=False, p=shares).tolist())
+        for _ in range(num_rows)
+    ]
+
+
+def data() -> tuple[list[list[int]], list[list[int]], Tensor]:
+    """The sets of the training samples, those of the rows, and the scores of the rows."""
+    train, test = random_sets(TRAIN, 1), random_sets(ROWS, 2)
+    train[0] = [CLASSES - 1]
+    scores = np.random.default_rng(3).normal(size=(ROWS, CLASSES))
+    for row, labels in enumerate(test):
+        scores[row, labels] += 1.5
+    return train, test, torch.from_numpy(np.round(scores, 6))
+
+
+def best(scores: Tensor) -> Tensor:
+    return scores.argsort(dim=1, descending=True, stable=True)[:, :K]
+
+
+# napkinXC 0.7.2 on the same scores: precision_at_k, recall_at_k, ndcg_at_k, and psprecision_at_k
+# with Jain_et_al_inverse_propensity for A = 0.55, B = 1.5 and for A = 0.5, B = 0.4.
+NAPKINXC = {
+    "precision": [
+        0.4666666666666667, 0.4166666666666667, 0.3777777777777778, 0.2916666666666667,
+        0.2733333333333334, 0.2555555555555556, 0.24761904761904763,
+    ],
+    "recall": [
+        0.14444444444444446, 0.26833333333333337, 0.3733333333333333, 0.3844444444444444,
+        0.44055555555555564, 0.48000000000000004, 0.5522222222222222,
+    ],
+    "ndcg": [
+        0.4666666666666667, 0.44901237772892777, 0.43867527006285484, 0.40355246728192384,
+        0.4211121603397824, 0.4434005117589644, 0.47612953328741586,
+    ],
+}  # fmt: skip
+NAPKINXC_PSP = {
+    (0.55, 1.5): [
+        0.44827036629329353, 0.435930994409008, 0.46471247607752497, 0.4255952078921961,
+        0.48224046603775783, 0.5429892913667625, 0.6216084229997865,
+    ],
+    (0.5, 0.4): [
+        0.4581405323272699, 0.4455133131299331, 0.4714609866197088, 0.4302999530349709,
+        0.4851067210228933, 0.5456655719698632, 0.6235539373941194,
+    ],
+}  # fmt: skip
+NAPKINXC_F1 = {"micro_f1": 0.33540372670807456, "macro_f1": 0.23147377476324843}
+
+
+def test_measures_at_k_equal_those_of_napkinxc() -> None:
+    train, test, scores = data()
+    counts = torch.bincount(LabelSets.of(train).labels, minlength=CLASSES)
+    for (a, b), psp in NAPKINXC_PSP.items():
+        weights = inverse_propensities(counts, TRAIN, a=a, b=b)
+        found = measures_at_k(best(scores), LabelSets.of(test), weights)
+        assert found.keys() == {*NAPKINXC, "psp"}
+        for name, values in (NAPKINXC | {"psp": psp}).items():
+            np.testing.assert_allclose(found[name], values, rtol=1e-12, err_msg=name)
+    assert measures_at_k(best(scores), LabelSets.of(test)).keys() == NAPKINXC.keys()
+
+
+def test_the_defaults_of_the_propensities_are_those_of_the_paper() -> None:
+    counts = torch.tensor([0, 3])
+    scale = (np.log(50) - 1) * 2.5**0.55
+    expected = 1 + scale * np.array([1.5, 4.5]) ** -0.55
+    np.testing.assert_allclose(inverse_propensities(counts, 50), expected, rtol=1e-14)
+
+
+def test_rows_without_labels_count_as_zero() -> None:
+    sets = LabelSets.of([[], [1], []])
+    predicted = torch.tensor([[0, 1], [1, 0], [1, 2]])
+    found = measures_at_k(predicted, sets, torch.ones(3))
+    assert found["precision"].tolist() == pytest.approx([1 / 3, 1 / 6])
+    assert found["recall"].tolist() == found["ndcg"].tolist() == pytest.approx([1 / 3, 1 / 3])
+    assert found["psp"].tolist() == [1, 1]
+    nothing = measures_at_k(predicted, LabelSets.of([[], [], []]))
+    assert all(not values.any() for values in nothing.values())
+    with pytest.raises(ValueError, match="predictions for 3 rows, but label sets of 2"):
+        measures_at_k(predicted, LabelSets.of([[], [1]]))
+
+
+def f1_in_blocks(
+    scores: Tensor, sets: LabelSets, order: Tensor, thresholds: Tensor, **on: Any
+) -> Tensor:
+    parts = [
+        f1_sums(scores[:, class_ids], sets, class_ids, thresholds[class_ids], **on)
+        for class_ids in order.split(9)
+    ]
+    return torch.stack(parts).sum(0)
+
+
+def test_f1_at_thresholds_equals_scikit_learn_in_blocks_of_classes() -> None:
+    from sklearn.metrics import f1_score  # slow to import
+
+    _, test, scores = data()
+    sets, truth = LabelSets.of(test), np.zeros((ROWS, CLASSES), dtype=bool)
+    for row, labels in enumerate(test):
+        truth[row, labels] = True
+    order = torch.randperm(CLASSES, generator=torch.Generator().manual_seed(0))
+    for thresholds in (torch.full((CLASSES,), THRESHOLD), torch.linspace(0.2, 4.5, CLASSES)):
+        found = f1_measures(f1_in_blocks(scores, sets, order, thresholds))
+        predicted = (scores >= thresholds).numpy()
+        for average in ("micro", "macro"):
+            want = f1_score(truth, predicted, average=average, zero_division=0)
+            assert found[f"{average}_f1"] == pytest.approx(want, rel=1e-12)
+    found = f1_measures(f1_sums(scores, sets, torch.arange(CLASSES), THRESHOLD))
+    assert found == pytest.approx(NAPKINXC_F1, rel=1e-12)
+    assert f1_measures(torch.zeros(5)) == {"micro_f1": 0, "macro_f1": 0}
+
+
+def test_single_logit_measures_of_sets_equal_scikit_learn() -> None:
+    from sklearn.metrics import average_precision_score
+
+    _, test, scores = data()
+    class_ids = torch.tensor([7, 0, 39, 3, 12])
+    found = block_measures(scores[:, class_ids], LabelSets.of(test), class_ids)
+    for row, class_id in enumerate(class_ids.tolist()):
+        is_true = np.array([class_id in labels for labels in test])
+        assert found.positives[row] == is_true.sum()
+        if not is_true.any():
+            assert found.average_precision[row].isnan()
+            continue
+        want = average_precision_score(is_true, scores[:, class_id])
+        assert found.average_precision[row].item() == pytest.approx(want, abs=1e-12)
+    assert (found.positives > 0).sum() >= 3
+
+
+def measures_of_a_rank() -> list[float]:
+    """The mesh is 2 x 2; the ranks of the second row of the mesh have two thirds of the rows."""
+    mesh = rank_mesh(2)
+    data_rank, class_rank = mesh.get_coordinate()
+    train, test, scores = data()
+    mine = slice(0, 10) if data_rank == 0 else slice(10, ROWS)
+    held = torch.arange(0, 25) if class_rank == 0 else torch.arange(25, CLASSES)
+    sets, data_group = LabelSets.of(test[mine]), mesh.get_group("data")
+    counts = torch.bincount(LabelSets.of(train).labels, minlength=CLASSES)
+    weights = inverse_propensities(counts, TRAIN)
+    found = measures_at_k(best(scores[mine]), sets, weights, group=data_group)
+    empty = measures_at_k(
+        best(scores[mine if data_rank else slice(0, 0)]),
+        sets if data_rank else LabelSets.of([]),
+        weights,
+        group=data_group,
+    )
+    thresholds = torch.full((CLASSES,), THRESHOLD)
+    f1 = f1_in_blocks(scores[mine], sets, held, thresholds, group=data_group)
+    f1 = f1_measures(all_reduce_sum(f1, mesh.get_group("class")))
+    return [
+        *(value for name in (*NAPKINXC, "psp") for value in found[name].tolist()),
+        *f1.values(), *empty["psp"].tolist(),
+    ]  # fmt: skip
+
+
+def test_measures_over_ranks_equal_those_of_one_process() -> None:
+    train, test, scores = data()
+    counts = torch.bincount(LabelSets.of(train).labels, minlength=CLASSES)
+    rest = measures_at_k(
+        best(scores[10:]), LabelSets.of(test[10:]), inverse_propensities(counts, TRAIN)
+    )
+    measures = NAPKINXC | {"psp": NAPKINXC_PSP[0.55, 1.5]}
+    want = [value for values in measures.values() for value in values]
+    want += [*NAPKINXC_F1.values(), *rest["psp"].tolist()]
+    for found in run_on_ranks(4, measures_of_a_rank):
+        assert found == pytest.approx(want, rel=1e-12)
