@@ -36,6 +36,10 @@ COMPONENTS: dict[str, type | None] = {
     "data.augment.custom.*": CustomAugmentation,
 }
 
+# kway's own networks by the name that a recipe may use as `backbone.kind`. They are components like
+# those of users, but importing them needs no permission.
+BUILT_IN = {"bag_of_words": "trainer.backbone.bag_of_words:BagOfWords"}
+
 # Types of the defaults that a recipe can store. Other defaults are covered by the digest of the
 # source.
 _PLAIN = (type(None), bool, int, float, str)
@@ -72,6 +76,7 @@ def imported_components(tree: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
 
 def check_allowed(paths: Mapping[str, str], allowed: Collection[str], origin: str) -> None:
     """Raise ValueError with the options to add if a path in `paths` is not allowed."""
+    allowed = {*allowed, *BUILT_IN.values()}
     missing = {key: path for key, path in paths.items() if path not in allowed}
     if missing:
         keys = ", ".join(f"{key}.kind" for key in missing)

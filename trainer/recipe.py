@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 from data.retry import retried
 from trainer.config import Duration, Recipe
 from trainer.imports import (
+    BUILT_IN,
     COMPONENTS,
     check_allowed,
     import_component,
@@ -104,6 +105,8 @@ def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     tree = _parse(text, f"recipe {path}")
     if not isinstance(tree, dict):
         raise ValueError(f"recipe {path} is not a mapping of keys to values")
+    if (kind := at_key(tree, "backbone.kind")) in BUILT_IN:
+        tree = with_component(tree, "backbone.kind", BUILT_IN[kind])
     if path.name == STORED_NAME:
         drop_removed_settings(tree)
     if "base" not in tree:
@@ -202,6 +205,8 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     if not equals or not all(keys):
         raise ValueError(f"override {override!r} is not of the form key=value, for example seed=1")
     value = _parse(text, f"override {override!r}")
+    if keys == ["backbone", "kind"] and isinstance(value, str):
+        value = BUILT_IN.get(value, value)
     for key in keys[:-1]:
         if not isinstance(tree.get(key), dict):
             _drop_alternatives(tree, key, {})
