@@ -42,13 +42,9 @@ def losses() -> None:
         tiles = "no" if loss.tile is None else "yes"
         if loss.tile is None:
             conditions.append(f"{kind} does not support tiles, because {loss.without_tile}.")
-<<<<<<< HEAD
         fields = loss_class.option_fields().items()
         options = ", ".join(f"{name}={_default(field)}" for name, field in fields)
-        cells = (kind, aligned, tiles, loss.paper, options, loss.statistic)
-=======
-        cells = (kind, aligned, sets, tiles, loss.paper, _options(loss_class), loss.statistic)
->>>>>>> h2
+        cells = (kind, aligned, sets, tiles, loss.paper, options, loss.statistic)
         table.add_row(*map(Text, cells))
     console = wide_console(1_000)
     if console.width < _WIDE_COLUMNS:
