@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from data.sources.selection import Row, gather
+from data.sources.rows import Row, gather
 
 SCRIPTS = Path(__file__).parents[1] / "examples" / "xmc"
 

@@ -105,8 +105,9 @@ def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     tree = _parse(text, f"recipe {path}")
     if not isinstance(tree, dict):
         raise ValueError(f"recipe {path} is not a mapping of keys to values")
-    if (kind := at_key(tree, "backbone.kind")) in BUILT_IN:
-        tree = with_component(tree, "backbone.kind", BUILT_IN[kind])
+    backbone = tree.get("backbone")
+    if isinstance(backbone, dict) and isinstance(kind := backbone.get("kind"), str):
+        backbone["kind"] = BUILT_IN.get(kind, kind)
     if path.name == STORED_NAME:
         drop_removed_settings(tree)
     if "base" not in tree:
