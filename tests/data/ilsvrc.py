@@ -9,6 +9,8 @@ import cv2
 import numpy as np
 from scipy.io import savemat
 
+from tests.data.foreign_tars import tar_of
+
 FIELDS = (
     "ILSVRC2012_ID",
     "WNID",
@@ -58,13 +60,7 @@ def validation() -> dict[str, bytes]:
 
 
 def tar(files: Files) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
-        for name, data in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    return buffer.getvalue()
+    return tar_of(files.items(), tarfile.GNU_FORMAT)
 
 
 def training_tar(classes: Mapping[str, Files]) -> bytes:
@@ -94,18 +90,13 @@ def meta_mat(synsets: Iterable[tuple] = SYNSETS, fields: tuple[str, ...] = FIELD
 
 def devkit(meta: bytes | None = None, truth: Iterable[object] = TRUTH) -> bytes:
     """Return the content of ILSVRC2012_devkit_t12.tar.gz."""
-    buffer = io.BytesIO()
     files = {
         "readme.txt": b"This is the documentation",
         "data/meta.mat": meta_mat() if meta is None else meta,
         "data/ILSVRC2012_validation_ground_truth.txt": "".join(f"{n}\n" for n in truth).encode(),
     }
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for name, data in files.items():
-            member = tarfile.TarInfo(f"ILSVRC2012_devkit_t12/{name}")
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    return buffer.getvalue()
+    members = ((f"ILSVRC2012_devkit_t12/{name}", data) for name, data in files.items())
+    return tar_of(members, mode="w:gz")
 
 
 def write_tars(folder: Path, *, with_devkit: bool = True) -> Path:

@@ -11,6 +11,7 @@ from data.shards.writing.writer import write_shards
 from data.skipped import SKIPPED
 from data.sources import ImageNet
 from tests.data import ilsvrc
+from tests.data.conftest import error_of, overwrite
 
 TRAIN_TAR, VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
 DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
@@ -93,28 +94,12 @@ def test_the_devkit_may_be_unpacked(tars: Path, tmp_path: Path) -> None:
     assert ImageNet(tars).describe() == wanted
 
 
-def error_of(folder: Path, devkit: Path | None = None) -> str:
-    """Return the one-line error from writing shards of `folder`. Check that nothing was written."""
-    out = folder.parent / "out"
-    with pytest.raises((ValueError, FileNotFoundError)) as error:
-        write_shards(ImageNet(folder, devkit), out, workers=0)
-    assert "\n" not in str(error.value)
-    assert not out.exists()
-    return str(error.value)
-
-
-def overwrite(path: Path, offset: int, data: bytes) -> None:
-    content = bytearray(path.read_bytes())
-    content[offset : offset + len(data)] = data
-    path.write_bytes(content)
-
-
 def test_a_truncated_tar_raises_an_error_that_names_the_tar_and_the_member(tars: Path) -> None:
     path = tars / TRAIN_TAR
     content = path.read_bytes()
     middle = content.index(b"n02100735.tar") + 3000
     path.write_bytes(content[:middle])
-    message = error_of(tars)
+    message = error_of(ImageNet, tars)
     assert f"{path}: at byte" in message
     assert "n02100735.tar is truncated: the tar ends before its" in message
     assert message.endswith("download the tar again")
@@ -125,19 +110,19 @@ def test_a_damaged_header_in_an_inner_tar_raises_an_error_that_names_both_tars(t
     content = path.read_bytes()
     offset = content.index(b"n02119789_1.JPEG")
     overwrite(path, offset, b"N")
-    message = error_of(tars)
+    message = error_of(ImageNet, tars)
     assert f"{path}: n02119789.tar: at byte {offset:,}: " in message
 
 
 def test_a_repeated_member_or_a_link_raises(tars: Path) -> None:
     two = ilsvrc.tar({"a": b""})[:512] + ilsvrc.tar({"a": b""})
     (tars / VAL_TAR).write_bytes(two)
-    assert f"{VAL_TAR}: it contains a twice" in error_of(tars)
+    assert f"{VAL_TAR}: it contains a twice" in error_of(ImageNet, tars)
     link = bytearray(ilsvrc.tar({"a": b""}))
     link[156:157] = b"2"
     link[154 - 6 : 154] = b"%06o" % (sum(link[:148]) + 8 * 32 + sum(link[156:512]))
     (tars / VAL_TAR).write_bytes(link)
-    assert "a is a link, a device or a sparse file" in error_of(tars)
+    assert "a is a link, a device or a sparse file" in error_of(ImageNet, tars)
 
 
 def test_a_damaged_image_is_reported_with_its_tar_and_can_be_skipped(
@@ -145,7 +130,7 @@ def test_a_damaged_image_is_reported_with_its_tar_and_can_be_skipped(
 ) -> None:
     path = tars / TRAIN_TAR
     overwrite(path, path.read_bytes().index(b"n02119789_1.JPEG") + 512, b"no image")
-    message = error_of(tars)
+    message = error_of(ImageNet, tars)
     assert message.startswith(f"{path}: n02119789/n02119789_1: not an image")
     assert message.endswith("pass --skip-bad")
     written = write_shards(ImageNet(tars, skip_bad=True), tmp_path / "out", workers=1)
@@ -175,7 +160,7 @@ def test_a_damaged_devkit_raises_an_error_that_names_its_path(
     tars: Path, content: bytes, message: str
 ) -> None:
     (tars / DEVKIT).write_bytes(content)
-    found = error_of(tars)
+    found = error_of(ImageNet, tars)
     assert found.startswith(str(tars / DEVKIT))
     assert message in found
 
@@ -192,7 +177,7 @@ def test_a_class_that_is_not_a_synset_of_the_devkit_raises(
 ) -> None:
     classes = ilsvrc.training() | {name: {"0.JPEG": ilsvrc.image(0)}}
     (tars / TRAIN_TAR).write_bytes(ilsvrc.training_tar(classes))
-    assert message in error_of(tars)
+    assert message in error_of(ImageNet, tars)
 
 
 def test_images_that_are_not_read_are_noted(tars: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """A bad sample is replaced by the same substitute on every topology, up to a limit."""
 
 import logging
-from itertools import islice
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,8 +15,9 @@ from data.loading.loader import EvalLoader, TrainLoader
 from data.loading.reader import read_or_substitute
 from data.shards.manifest import Manifest
 from data.shards.split import BadSampleError, open_split
-from tests.data.conftest import open_index
+from tests.data.conftest import open_index, overwrite
 from tests.data.foreign_tars import bomb, planted_shards, png
+from tests.data.rank_batches import rank_batches
 
 BATCH = 8
 BAD = {3: b"this is text", 17: bomb(), 22: png(1)[:300]}
@@ -46,27 +47,14 @@ def batches(
     shards: Path,
     steps: int,
     *,
-    seed: int = 5,
     world_size: int = 1,
     workers: int = 0,
     limit: int = 10,
 ) -> list[list[Batch]]:
     """Return the batches of each step, one per rank."""
-    ranks = []
-    for rank in range(world_size):
-        with (
-            open_split(shards, "train", max_bad_labels=limit) as split,
-            TrainLoader(
-                split,
-                config(shards, workers=workers, limit=limit),
-                global_batch=BATCH,
-                rank=rank,
-                world_size=world_size,
-                cursor=Cursor(seed),
-            ) as loader,
-        ):
-            ranks.append(list(islice(loader, steps)))
-    return [list(step) for step in zip(*ranks, strict=True)]
+    settings = config(shards, workers=workers, limit=limit)
+    shape = {"batch": BATCH, "steps": steps, "world_size": world_size}
+    return list(rank_batches(settings, Cursor(5), **shape))
 
 
 def bad_indices(shards: Path) -> set[int]:
@@ -211,23 +199,19 @@ def test_evaluation_raises_for_a_bad_sample(damaged: Path) -> None:
 def test_a_shard_that_was_replaced_raises_an_error_that_names_it(
     intact: Path, tmp_path: Path
 ) -> None:
-    for path in intact.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+    copy = shutil.copytree(intact, tmp_path / "copy")
     size = Manifest.read(intact).shards[1].bytes
     other = (intact / "train-000000.tar").read_bytes()[:size].ljust(size, b"\0")
-    (tmp_path / "train-000001.tar").write_bytes(other)
+    (copy / "train-000001.tar").write_bytes(other)
     with pytest.raises(ValueError, match=r"train-000001\.tar was replaced by another file"):
-        open_split(tmp_path, "train")
+        open_split(copy, "train")
 
 
 def test_a_shard_with_a_damaged_first_sample_is_opened(intact: Path, tmp_path: Path) -> None:
-    for path in intact.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    shard = tmp_path / "train-000000.tar"
-    content = bytearray(shard.read_bytes())
-    content[512 * int(open_index(shard).blocks[0, 0])] ^= 1
-    shard.write_bytes(content)
-    with open_split(tmp_path, "train") as split:
+    copy = shutil.copytree(intact, tmp_path / "copy")
+    shard = copy / "train-000000.tar"
+    overwrite(shard, 512 * int(open_index(shard).blocks[0, 0]), b"\0")
+    with open_split(copy, "train") as split:
         with pytest.raises(BadSampleError):
             split.read(0)
         split.read(1)
