@@ -4,8 +4,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import cv2
-import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -14,12 +12,12 @@ from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
 from data.sources import Glyphs, ImageFolder, Source
 from launch.commands.shard import app
+from tests.noise_images import image
 
 
 def write_image(path: Path, seed: int, height: int = 20, width: int = 26) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    noise = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    assert cv2.imwrite(str(path), noise)
+    path.write_bytes(image(seed, height, width, path.suffix))
 
 
 def overwrite(path: Path, offset: int, data: bytes) -> None:

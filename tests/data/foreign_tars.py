@@ -8,8 +8,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import cv2
-import numpy as np
 import pytest
 import webdataset
 
@@ -18,11 +16,11 @@ from data.shards.manifest import SourceInfo
 from data.shards.writing.writer import write_shards
 from data.sources import Sample, Source
 from tests.data import bad_images
+from tests.noise_images import image
 
 
 def png(seed: int, side: int = 20) -> bytes:
-    noise = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
-    return cv2.imencode(".png", noise)[1].tobytes()
+    return image(seed, side, side)
 
 
 def bomb() -> bytes:

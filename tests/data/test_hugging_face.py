@@ -108,11 +108,6 @@ def test_split_folders_are_not_classes(tmp_path: Path) -> None:
             {"text_column": "text"},
             "pass the column as --label-column: choose from text, y",
         ),
-        (
-            {"label": (Value("int64"), [1, 1])},
-            {"text_column": "text", "test_fraction": 0},
-            "found 1 classes",
-        ),
     ],
 )
 def test_other_columns_raise(

@@ -17,21 +17,6 @@ from tests.system.processes import ROOT
 from tests.waiting import wait_until
 
 
-def test_imagefolder_prints_a_one_line_summary(images: Path, tmp_path: Path) -> None:
-    (images / "apple" / "notes.txt").write_text("not an image")
-    first = kway_shard("imagefolder", images, "-o", tmp_path / "out", "--workers", 1)
-    (images / "apple" / "notes.txt").unlink()
-    assert first.exit_code == 0
-    assert "skipped 'apple/notes.txt': its name does not end in" in first.stderr
-    assert str(tmp_path / "out" / "skipped.jsonl") in first.stderr
-    (line,) = first.stdout.splitlines()
-    assert "4 classes, 2 shards, 0.2 MB, " in line
-    assert "train + " in line
-    again = kway_shard("imagefolder", images, "-o", tmp_path / "out")
-    assert again.exit_code == 0
-    assert "is already complete" in again.stdout
-
-
 def test_shards_can_be_written_to_the_working_directory(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

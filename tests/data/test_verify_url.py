@@ -73,14 +73,6 @@ def test_label_vectors_at_a_url_are_verified(tmp_path: Path) -> None:
     assert damage.kind == "label vectors"
 
 
-def test_transient_failures_are_retried_and_truncated_responses_are_not_damage(
-    server: FileServer,
-) -> None:
-    server.failures = {FIRST: [503, "cut"], index_path(Path(FIRST)).name: [429]}
-    assert found(server.url) == []
-    assert server.requests[FIRST] == 3
-
-
 def test_a_forbidden_shard_is_listed_as_damage(server: FileServer) -> None:
     server.failures = {FIRST: [403]}
     (damage,) = found(server.url)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, Page, expect
 
+from tests.noise_images import image
 from tests.serving.browsing import visit
 from tests.serving.in_process import application, listening
 from tests.serving.page_driver import (
@@ -14,7 +15,6 @@ from tests.serving.page_driver import (
     assert_same_verdicts,
     choose_classes,
     file,
-    image,
     shown_verdicts,
 )
 from tests.tiny_bundle import write_of_texts
