@@ -65,10 +65,6 @@ def sleep() -> None:
     time.sleep(600)
 
 
-def die() -> None:
-    os._exit(9)
-
-
 def rank_1_stops(rank: int, watchdog: Watchdog, phase: Phase) -> None:
     _train(rank, watchdog, phase, stop, faulty=1)
 
@@ -79,10 +75,6 @@ def rank_0_stops(rank: int, watchdog: Watchdog, phase: Phase) -> None:
 
 def rank_1_sleeps(rank: int, watchdog: Watchdog, phase: Phase) -> None:
     _train(rank, watchdog, phase, sleep, faulty=1)
-
-
-def rank_1_dies(rank: int, watchdog: Watchdog, phase: Phase) -> None:
-    _train(rank, watchdog, phase, die, faulty=1)
 
 
 def rank_1_skips(rank: int, watchdog: Watchdog, phase: Phase) -> None:
@@ -162,12 +154,10 @@ READS_LONG = Case(all_read_long, size=2)
 LONG_TIMEOUT = Case(rank_1_sleeps_before_its_group, size=2)
 DDP = Case(rank_1_stops_under_ddp, size=2, stopped=1)
 FSDP = Case(rank_1_stops_under_fsdp, size=2, stopped=1)
-DIES = Case(rank_1_dies)
 # The cases in a batch run concurrently, because they spend most of their time waiting.
 BATCHES = [
     [STOPS, STORE_STOPS, READS_LONG, DDP],
     [SLEEPS, SKIPS, LONG_TIMEOUT, FSDP],
-    [DIES],
 ]
 # Exit codes (None: still running) and all lines of all ranks.
 Outcome = tuple[list[int | None], list[str]]
@@ -292,12 +282,6 @@ def test_collectives_of_ddp_and_fsdp_are_reported(case: Case, outcome: OutcomeOf
     assert re.search(
         r"rank 0: waiting in (all_reduce|all_gather|broadcast|reduce_scatter)", lines[0]
     )
-
-
-def test_the_exit_of_a_rank_stops_the_others_before_the_timeout(outcome: OutcomeOf) -> None:
-    codes, lines = outcome(DIES)
-    assert codes == [1, 9, 1]
-    assert set(lines) == {"lost: another rank exited during a step"}
 
 
 def test_a_single_process_has_no_watchdog() -> None:
