@@ -11,7 +11,8 @@ import torch
 
 from experiments.papers.job import Folders, Job, Measures
 from experiments.papers.job_runner import JobRunner, cores
-from tests.papers.counted import Doubling, doubling, until
+from tests.papers.counted import Doubling, doubling
+from tests.waiting import wait_until
 
 _WORKERS = 2
 
@@ -28,7 +29,7 @@ def _observed(settings: Mapping[str, Any], folders: Folders) -> Measures:
     begun = time.monotonic()  # comparable across the processes of a machine
     number = settings["number"]
     (folders.data / f"begun-{number}").touch()
-    until(lambda: all((folders.data / f"begun-{n}").exists() for n in settings["awaits"]))
+    wait_until(lambda: all((folders.data / f"begun-{n}").exists() for n in settings["awaits"]))
     time.sleep(0.1)
     return {
         "number": number,
