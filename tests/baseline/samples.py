@@ -4,6 +4,7 @@ token IDs.
 
 import shutil
 from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from data.loading.batch import Batch, Cursor
 from data.loading.loader import EvalLoader
 from data.shards.mixture import load_manifest
 from data.shards.split import open_split
-from tests.baseline.commands import inside, must
+from tests.baseline.commands import must
 from tests.baseline.values import Record, digest, exact, near, summary
 from tests.data.rank_batches import rank_batches
 
@@ -41,7 +42,7 @@ _WORDS = ("the", "quick", "brown", "fox", "lazy", "dog", "while", "été", "東�
 
 
 def record(folder: Path) -> Record:
-    with inside(folder):
+    with chdir(folder):
         return {**_shards(), **_orders(), **_inputs()}
 
 
