@@ -28,10 +28,6 @@ def verified(folder: Path) -> list[str]:
     return [damage.line for damage in damages(folder, lambda done, total: None, decode=True)]
 
 
-def skipped_in(folder: Path) -> list[dict[str, str]]:
-    return [json.loads(line) for line in (folder / SKIPPED).read_text().splitlines()]
-
-
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 
 
@@ -356,7 +352,8 @@ def test_skipped_jsonl_lists_every_problem(tmp_path: Path) -> None:
     done = kway_shard("index", tmp_path, "--skip-bad")
     assert done.stderr.count("no .cls or .json") == 10
     assert "names lack a key or an extension, as webdataset does: 2" in done.stderr
-    names = [one["name"].removeprefix(f"{tmp_path}/0.tar: ") for one in skipped_in(tmp_path)]
+    skipped = map(json.loads, (tmp_path / SKIPPED).read_text().splitlines())
+    names = [one["name"].removeprefix(f"{tmp_path}/0.tar: ") for one in skipped]
     assert names == [*map(str, range(5, 30)), "4", "README", "__meta__"]
     write_tar(tmp_path / "0.tar", members)
     index_shards(tmp_path)

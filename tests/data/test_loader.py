@@ -56,7 +56,9 @@ def global_batches(
     """
     found = []
     shape = {"batch": BATCH, "steps": steps, "world_size": world_size}
-    for step, ranks in enumerate(rank_batches(config(shards, workers), cursor, **shape), start=1):
+    # All batches are loaded before any is copied, so a loader that reuses their memory is found.
+    loaded = list(rank_batches(config(shards, workers), cursor, **shape))
+    for step, ranks in enumerate(loaded, start=1):
         parts: list[tuple[torch.Tensor, ...]] = []
         for rank, batch in enumerate(ranks):
             size = BATCH * (rank + 1) // world_size - BATCH * rank // world_size
