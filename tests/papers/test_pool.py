@@ -100,15 +100,6 @@ def test_jobs_use_omp_num_threads(runner: JobRunner, monkeypatch: pytest.MonkeyP
         runner.measure([observe(13)])
 
 
-def test_progress_is_reported_during_a_long_job(
-    runner: JobRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("experiments.papers.job_runner._SECONDS_BETWEEN_REPORTS", 0.01)
-    reports: list[int] = []
-    runner.measure([observe(14)], lambda found, _: reports.append(len(found)))
-    assert reports.count(0) > 1
-
-
 def test_an_error_in_a_worker_is_raised_and_the_pool_continues(
     runner: JobRunner,
 ) -> None:

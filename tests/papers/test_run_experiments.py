@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -25,11 +24,8 @@ def procedure(budget: Budget, _album: PlotFolder) -> Procedure:
     for number in budget.rounds(at_least=1, at_most=4):
         found |= yield [doubling(number)]
     numbers = [result["double"] for result in found.values()]
-    return Section("one", "001", "One", f"{len(numbers)} rounds", tables=[_table(numbers)])
-
-
-def _table(numbers: Sequence[float]) -> Table:
-    return Table("Doubles", ["number"], [[str(number)] for number in numbers])
+    table = Table("Doubles", ["number"], [[str(number)] for number in numbers])
+    return Section("one", "001", "One", f"{len(numbers)} rounds", tables=[table])
 
 
 ONE = Experiment("one", "001", "One", 1, procedure)

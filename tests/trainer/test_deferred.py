@@ -22,7 +22,7 @@ from data.loading.batch import Mixed
 from heads.engine.inputs import NOTHING_COUNTS
 from serving.addresses import free_port
 from tests.host_reads import host_reads
-from tests.ranks import forked, run_on_ranks
+from tests.ranks import forked, run_on_ranks, running, set_rank
 from tests.shards import glyph_recipe
 from tests.system.processes import write_recipe
 from tests.system.runs import losses, read_lines
@@ -337,8 +337,7 @@ def lose_rank_1(rank: int, port: int, recipe: str, output: Path) -> None:
     its device."""
     with output.open("w") as file:
         os.dup2(file.fileno(), 2)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), LOCAL_RANK=str(rank))
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+    set_rank(rank, 2, port)
 
     def take(task: Task, *args: Any, step: int, **options: Any) -> Any:
         if rank == 0 and step == 3:
@@ -370,19 +369,13 @@ def test_a_rank_that_waits_for_its_device_exits_if_another_rank_is_lost(
         mode: two_ranks(mode, glyphs, tmp_path / mode, free_port("127.0.0.1", 0)) for mode in modes
     }
     ranks = [process for pair in pairs.values() for process in pair]
-    try:
-        for process in ranks:
-            process.start()
+    with running(ranks):
         for process in ranks:
             process.join(60)
         for mode, pair in pairs.items():
             assert [process.exitcode for process in pair] == [1, -signal.SIGKILL], mode
             output = (tmp_path / mode / "0").read_text()
             assert output == "error: rank 0: another rank exited during a step\n", mode
-    finally:
-        for process in ranks:
-            process.kill()
-            process.join(60)
 
 
 def test_labels_outside_the_classes_are_found_before_they_are_copied(glyphs: Path) -> None:

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from serving.addresses import free_port
-from tests.ranks import forked
+from tests.ranks import forked, running, set_rank
 from trainer.faults.watchdog import LostRankError, Watchdog
 from trainer.world import World, open_world
 
@@ -121,9 +121,8 @@ def _train_network(rank: int, network: torch.nn.Module) -> None:
 def _rank_main(rank: int, size: int, port: int, act: Callable[..., None], output: Path) -> None:
     with output.open("w") as file:
         os.dup2(file.fileno(), 2)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    os.environ.update(TORCH_FR_BUFFER_SIZE="256")
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
+    set_rank(rank, size, port)
+    os.environ["TORCH_FR_BUFFER_SIZE"] = "256"
     phase = Phase()
     try:
         with (
@@ -172,14 +171,8 @@ def _ranks(case: Case, folder: Path) -> Iterator[list[BaseProcess]]:
         forked(_rank_main, rank, case.size, port, case.act, folder / str(rank))
         for rank in range(case.size)
     ]
-    for process in ranks:
-        process.start()
-    try:
+    with running(ranks):
         yield ranks
-    finally:
-        for process in ranks:
-            process.kill()
-            process.join(60)
 
 
 @pytest.fixture(scope="module")
