@@ -7,7 +7,8 @@ import multiprocessing
 import os
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
 from multiprocessing.connection import Connection
@@ -58,6 +59,26 @@ def forked(function: Callable[..., None], *args: Any) -> BaseProcess:
     with patch.dict(os.environ, PYTHONPATH=str(Path(__file__).parents[1])):
         ensure_running()
     return _context.Process(target=function, args=args)
+
+
+@contextmanager
+def running(processes: Sequence[BaseProcess]) -> Iterator[None]:
+    """Start processes, and kill those that are left at the end."""
+    for process in processes:
+        process.start()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.join(60)
+
+
+def set_rank(rank: int, world_size: int, port: int) -> None:
+    """Set the variables that torchrun sets for a rank. `port` is that of the store on rank 0."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+    os.environ.update(WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
 
 
 def _start(rank: int, world_size: int, folder: Path, function: Any, args: Any) -> Any:

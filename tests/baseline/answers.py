@@ -1,27 +1,22 @@
 """Answers of two servers, one for images and one for texts, to fixed requests."""
 
 import base64
-import re
-import signal
-import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import cv2
 import httpx
-import numpy as np
 
-from tests.baseline.commands import inside, must
+from tests.baseline.commands import must
 from tests.baseline.values import Record, near
+from tests.noise_images import image
+from tests.serving.started import end, start
 from tests.tiny_bundle import write, write_of_texts
 
 _TOLERANCE = 1e-4
-_SECONDS = 300
 _TOKEN = "a-token-of-the-baseline-0123456789"
 # Values that differ between releases, machines and starts.
 _MASKED = {"version", "extensions", "kway", "created", "uptime_seconds", "seconds"}
@@ -38,7 +33,7 @@ class Ask:
 
 
 def record(folder: Path) -> Record:
-    with inside(folder):
+    with chdir(folder):
         write(Path("pets"))
         write_of_texts(Path("texts"))
         images = _write_images(Path("images"))
@@ -58,8 +53,7 @@ def _write_images(folder: Path) -> list[bytes]:
     folder.mkdir()
     found = []
     for seed in range(3):
-        pixels = np.random.default_rng(seed).integers(0, 256, (20, 33, 3), dtype=np.uint8)
-        found.append(cv2.imencode(".png", pixels)[1].tobytes())
+        found.append(image(seed, 20, 33))
         (folder / f"{seed}.png").write_bytes(found[-1])
     return found
 
@@ -67,28 +61,13 @@ def _write_images(folder: Path) -> list[bytes]:
 @contextmanager
 def _serving(bundle: str, *options: str) -> Iterator[str]:
     """Run `kway serve` on a free port and yield its URL."""
-    command = [sys.executable, "-P", "-m", "launch", "serve", bundle, "--no-ray"]
-    command += ["--port", "0", *options]
-    with (
-        Path(f"{bundle}.log").open("w") as log,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as server,
-    ):
-        late = threading.Timer(_SECONDS, server.kill)
-        late.start()
-        try:
-            assert server.stdout is not None
-            line = next((line for line in server.stdout if "http://" in line), "")
-            found = re.search(r"http://[\d.]+:\d+", line)
-            if found is None:
-                raise RuntimeError(f"the server did not start: {Path(f'{bundle}.log').read_text()}")
-            yield found[0]
-        finally:
-            server.send_signal(signal.SIGTERM)
-            try:
-                server.wait(60)
-            finally:
-                server.kill()
-                late.cancel()
+    kway = [sys.executable, "-P", "-m", "launch"]
+    log = Path(f"{bundle}.log")
+    server = start(Path(bundle), log, "--no-ray", *options, start=kway, cwd=Path.cwd())
+    try:
+        yield server.url
+    finally:
+        end(server)
 
 
 def _answer(url: str, ask: Ask) -> dict[str, Any]:

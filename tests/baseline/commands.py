@@ -2,11 +2,8 @@
 
 import contextlib
 import io
-import os
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -40,14 +37,3 @@ def must(*arguments: object) -> str:
             f"kway {' '.join(map(str, arguments))} exited with {ran.code}: {ran.errors}"
         )
     return ran.output
-
-
-@contextlib.contextmanager
-def inside(folder: Path) -> Iterator[None]:
-    """Make `folder` the current directory, so that recorded paths do not depend on its name."""
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)

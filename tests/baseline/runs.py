@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from tests.baseline.commands import inside, kway, must
+from tests.baseline.commands import kway, must
 from tests.baseline.samples import write_table
 from tests.baseline.values import Record, digest, exact, near, summary
 from tests.shards import TINY_BERT, TINY_RESNET
@@ -64,7 +65,7 @@ _TEXTS: dict[str, Any] = {
 
 
 def record(folder: Path) -> Record:
-    with inside(folder):
+    with chdir(folder):
         _write_inputs()
         found: Record = {}
         for name, ranks, recipe in (("images", 2, _IMAGES), ("texts", 1, _TEXTS)):

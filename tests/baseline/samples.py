@@ -4,7 +4,7 @@ token IDs.
 
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ import numpy as np
 from data.config import DataConfig
 from data.images.decode import decode
 from data.loading.batch import Batch, Cursor
-from data.loading.loader import EvalLoader, TrainLoader
-from data.shards.mixture import load_manifest, open_mixture
+from data.loading.loader import EvalLoader
+from data.shards.mixture import load_manifest
 from data.shards.split import open_split
-from tests.baseline.commands import inside, must
+from tests.baseline.commands import must
 from tests.baseline.values import Record, digest, exact, near, summary
+from tests.data.rank_batches import rank_batches
 
 _BATCH = 16
 _PIXELS = 2e-3  # a few pixels that differ by one level
@@ -41,7 +42,7 @@ _WORDS = ("the", "quick", "brown", "fox", "lazy", "dog", "while", "été", "東�
 
 
 def record(folder: Path) -> Record:
-    with inside(folder):
+    with chdir(folder):
         return {**_shards(), **_orders(), **_inputs()}
 
 
@@ -160,28 +161,7 @@ def _read(config: DataConfig, segments: list[tuple[int, int]]) -> Iterator[list[
     """Yield the batches of all ranks at each step. A segment resumes where the last one stopped."""
     cursor = Cursor(seed=5)
     for world_size, steps in segments:
-        with ExitStack() as stack:
-            manifest = load_manifest(config)
-            opened = (
-                open_mixture(config, manifest)
-                if config.mixture
-                else open_split(config.shards, config.train_split)
-            )
-            split = stack.enter_context(opened)
-            loaders = [
-                TrainLoader(
-                    split,
-                    config,
-                    global_batch=_BATCH,
-                    rank=rank,
-                    world_size=world_size,
-                    cursor=cursor,
-                )
-                for rank in range(world_size)
-            ]
-            streams = [iter(loader) for loader in loaders]
-            for _ in range(steps):
-                yield [next(stream) for stream in streams]
+        yield from rank_batches(config, cursor, batch=_BATCH, steps=steps, world_size=world_size)
         cursor = Cursor(cursor.seed, cursor.samples + steps * _BATCH)
 
 

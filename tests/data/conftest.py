@@ -1,27 +1,47 @@
 """Small real images, and shards made from them."""
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
-import cv2
-import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
 from data.shards.index import ShardIndex, index_path, parse_index
 from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
-from data.sources import Glyphs, ImageFolder
+from data.sources import Glyphs, ImageFolder, Source
 from launch.commands.shard import app
+from tests.noise_images import image
 
 
 def write_image(path: Path, seed: int, height: int = 20, width: int = 26) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    noise = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    assert cv2.imwrite(str(path), noise)
+    path.write_bytes(image(seed, height, width, path.suffix))
+
+
+def overwrite(path: Path, offset: int, data: bytes) -> None:
+    """Replace bytes in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[offset : offset + len(data)] = data
+    path.write_bytes(content)
 
 
 def kway_shard(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def error_of(kind: Callable[[Path], Source], path: Path) -> str:
+    """Return the one-line error of writing shards from the source at `path`. Check that the message
+    names the path and that nothing is written.
+    """
+    out = path.parent / "out"
+    with pytest.raises((ValueError, FileNotFoundError)) as error:
+        write_shards(kind(path), out, workers=0)
+    assert "\n" not in str(error.value)
+    assert str(path) in str(error.value)
+    assert not out.exists()
+    return str(error.value)
 
 
 def read(shards: Path, split: str = "train") -> dict[bytes, str]:
@@ -48,6 +68,24 @@ def shards(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shards") / "out"
     source = ImageFolder(images, test_fraction=0.2)
     write_shards(source, folder, samples_per_shard=10, workers=1)
+    return folder
+
+
+@pytest.fixture
+def copy(shards: Path, tmp_path: Path) -> Path:
+    """A copy of `shards` that the test may change."""
+    return shutil.copytree(shards, tmp_path / "copy")
+
+
+@pytest.fixture(scope="session")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of two classes and two splits. Four training images are bad."""
+    folder = tmp_path_factory.mktemp("mixed") / "in"
+    for split, number in (("train", 24), ("val", 6)):
+        for i in range(number):
+            write_image(folder / split / "ab"[i % 2] / f"{i}.png", i)
+    for i in range(4):
+        (folder / "train" / "ab"[i % 2] / f"bad{i}.png").write_bytes(b"this is text")
     return folder
 
 

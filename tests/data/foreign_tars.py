@@ -1,47 +1,51 @@
 """Webdataset tars that kway did not write, and shards that contain bad samples."""
 
+import gc
 import io
-import struct
 import tarfile
-import zlib
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-import cv2
-import numpy as np
+import pytest
+import webdataset
 
 from data.classes.class_list import ClassInfo
 from data.shards.manifest import SourceInfo
 from data.shards.writing.writer import write_shards
-from data.sources.source import Sample
+from data.sources import Sample, Source
+from tests.data import bad_images
+from tests.noise_images import image
 
 
 def png(seed: int, side: int = 20) -> bytes:
-    noise = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
-    return cv2.imencode(".png", noise)[1].tobytes()
+    return image(seed, side, side)
 
 
 def bomb() -> bytes:
     """Return a PNG of a few bytes that decodes to 60,000 x 60,000 pixels."""
+    return bad_images.png(60_000, 60_000, color=2, rows=1)
 
-    def chunk(name: bytes, body: bytes) -> bytes:
-        crc = zlib.crc32(name + body)
-        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", crc)
 
-    header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
-    pixels = zlib.compress(bytes(999))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels)
+def tar_of(
+    members: Iterable[tuple[str, bytes]], form: int = tarfile.USTAR_FORMAT, mode: str = "w"
+) -> bytes:
+    """Return a tar of (name, bytes). The mode `w:gz` compresses it."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode=mode, format=form) as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
 
 
 def write_tar(
     path: Path, members: Sequence[tuple[str, bytes]], form: int = tarfile.USTAR_FORMAT
 ) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w", format=form) as tar:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
+    path.write_bytes(tar_of(members, form))
 
 
 def images(first: int, count: int, classes: int = 3) -> list[tuple[str, bytes]]:
@@ -53,7 +57,21 @@ def images(first: int, count: int, classes: int = 3) -> list[tuple[str, bytes]]:
     return members
 
 
-class Planted:
+def read_by_webdataset(
+    tars: Sequence[Path], monkeypatch: pytest.MonkeyPatch
+) -> list[dict[str, Any]]:
+    """Return the samples that webdataset reads."""
+    monkeypatch.setattr(webdataset.utils, "enforce_security", True)
+    with warnings.catch_warnings():
+        # webdataset relies on the garbage collector to close its files.
+        warnings.filterwarnings("ignore", "unclosed file", ResourceWarning)
+        files = [str(tar) for tar in tars]
+        found = list(webdataset.WebDataset(files, shardshuffle=False, empty_check=False))
+        gc.collect()
+    return found
+
+
+class Planted(Source):
     """A source of the given training samples, each a tuple (data, extension, label)."""
 
     modality = "image"
@@ -67,9 +85,6 @@ class Planted:
 
     def classes(self) -> tuple[ClassInfo, ...]:
         return tuple(ClassInfo(name=f"class {label}") for label in range(self.num_classes))
-
-    def label_vectors(self) -> None:
-        return None
 
     def splits(self) -> dict[str, Sequence[int]]:
         return {"train": range(len(self.samples))}

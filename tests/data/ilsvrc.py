@@ -5,9 +5,11 @@ import tarfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import cv2
 import numpy as np
 from scipy.io import savemat
+
+from tests.data.foreign_tars import tar_of
+from tests.noise_images import image
 
 FIELDS = (
     "ILSVRC2012_ID",
@@ -37,34 +39,24 @@ TRUTH = (2, 1, 3, 3, 1)
 Files = Mapping[str, bytes]
 
 
-def image(seed: int, *, ending: str = ".jpg", height: int = 24, width: int = 30) -> bytes:
-    noise = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    written, data = cv2.imencode(ending, noise)
-    assert written
-    return data.tobytes()
-
-
 def training() -> dict[str, dict[str, bytes]]:
     """Return synset -> file name -> bytes, with as many images per synset as the devkit states."""
     return {
-        wnid: {f"{wnid}_{i}.JPEG": image(100 * number + i) for i in range(count)}
+        wnid: {f"{wnid}_{i}.JPEG": image(100 * number + i, ending=".jpg") for i in range(count)}
         for number, (wnid, _, _, _, count) in enumerate(SYNSETS)
         if count
     }
 
 
 def validation() -> dict[str, bytes]:
-    return {f"ILSVRC2012_val_{i:08d}.JPEG": image(1000 + i) for i in range(1, len(TRUTH) + 1)}
+    return {
+        f"ILSVRC2012_val_{i:08d}.JPEG": image(1000 + i, ending=".jpg")
+        for i in range(1, len(TRUTH) + 1)
+    }
 
 
 def tar(files: Files) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
-        for name, data in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    return buffer.getvalue()
+    return tar_of(files.items(), tarfile.GNU_FORMAT)
 
 
 def training_tar(classes: Mapping[str, Files]) -> bytes:
@@ -94,18 +86,13 @@ def meta_mat(synsets: Iterable[tuple] = SYNSETS, fields: tuple[str, ...] = FIELD
 
 def devkit(meta: bytes | None = None, truth: Iterable[object] = TRUTH) -> bytes:
     """Return the content of ILSVRC2012_devkit_t12.tar.gz."""
-    buffer = io.BytesIO()
     files = {
         "readme.txt": b"This is the documentation",
         "data/meta.mat": meta_mat() if meta is None else meta,
         "data/ILSVRC2012_validation_ground_truth.txt": "".join(f"{n}\n" for n in truth).encode(),
     }
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for name, data in files.items():
-            member = tarfile.TarInfo(f"ILSVRC2012_devkit_t12/{name}")
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    return buffer.getvalue()
+    members = ((f"ILSVRC2012_devkit_t12/{name}", data) for name, data in files.items())
+    return tar_of(members, mode="w:gz")
 
 
 def write_tars(folder: Path) -> Path:

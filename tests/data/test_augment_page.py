@@ -1,4 +1,4 @@
-"""docs/data.md: its recipes load, its figures are drawn by code, and each has a caption."""
+"""The recipes of docs/data.md."""
 
 import re
 from pathlib import Path
@@ -12,20 +12,6 @@ from data.images.config import ImageConfig
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "data.md").read_text(encoding="utf-8")
-
-
-def drawings() -> dict[str, Any]:
-    # Imported here, because matplotlib and scikit-learn would slow down test collection.
-    from docs.figures.__main__ import OF_DATA
-
-    return OF_DATA
-
-
-def test_every_figure_is_drawn_by_code_and_shown_with_a_caption() -> None:
-    drawn = sorted(f"data-{name}.png" for name in drawings())
-    assert sorted(path.name for path in DOCS.glob("data-*.png")) == drawn
-    shown = re.findall(r"^!\[[^]]{10,}\]\((data-[a-z-]+\.png)\)\n\n\*[^*]{40,}\*$", PAGE, re.M)
-    assert sorted(shown) == drawn
 
 
 def data_of_recipes() -> list[dict[str, Any]]:

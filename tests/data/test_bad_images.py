@@ -4,12 +4,12 @@ import io
 import zipfile
 import zlib
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from benchmarks.timing import resident, restart_high_water_mark
 from data.images.decode import decode
 from tests.data.bad_images import (
     bmp,
@@ -36,17 +36,10 @@ TEXT_CHUNK = chunk(b"zTXt", b"a\0\0" + zlib.compress(b"\0" * 900_000))
 NOISE = np.random.default_rng(0).bytes(5000)
 
 
-def resident(name: str) -> int:
-    """Current ("VmRSS") or peak ("VmHWM") memory of this process in bytes."""
-    (line,) = (one for one in Path("/proc/self/status").read_text().splitlines() if name in one)
-    return int(line.split()[1]) * 1024
-
-
 def is_decoded(file: bytes) -> bool:
     """Return whether an image is decoded or else rejected. Fails if this uses more memory than
     allowed."""
-    Path("/proc/self/clear_refs").write_text("5")  # reset the peak to the current value
-    before = resident("VmRSS")
+    before = restart_high_water_mark()
     try:
         decode(file, 1, MAX_PIXELS)
     except ValueError:

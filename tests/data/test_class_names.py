@@ -28,8 +28,3 @@ def test_an_invalid_file_raises_an_error_that_names_the_line(
     (tmp_path / "names").write_bytes(content)
     with pytest.raises(ValueError, match=re.escape(message)):
         read_class_names(tmp_path / "names")
-
-
-def test_a_missing_file_raises_an_error_that_names_its_path(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="gone does not exist"):
-        read_class_names(tmp_path / "gone")

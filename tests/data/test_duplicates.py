@@ -6,22 +6,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from data.classes.class_list import ClassInfo
 from data.shards.duplicates import Duplicates, find_duplicates
 from data.shards.manifest import SourceInfo
 from data.shards.writing.writer import Written, write_shards
-from data.sources import ImageFolder, Sample
-from launch.commands.shard import app
-from tests.data.conftest import write_image
+from data.sources import ImageFolder, Sample, Source
+from tests.data.conftest import kway_shard, write_image
 
 # XORing the generator polynomial of CRC-32 into a message does not change its checksum.
 POLYNOMIAL = 0x1DB710641
 
 
 @dataclass(frozen=True)
-class Words:
+class Words(Source):
     """A source of the given (bytes, label) pairs."""
 
     train: tuple[tuple[bytes, int], ...]
@@ -35,9 +33,6 @@ class Words:
 
     def classes(self) -> tuple[ClassInfo, ...]:
         return tuple(ClassInfo(name=f"class {label}") for label in range(3))
-
-    def label_vectors(self) -> None:
-        return None
 
     def splits(self) -> dict[str, Sequence[tuple[str, bytes, int]]]:
         return {
@@ -97,6 +92,6 @@ def test_the_command_reports_duplicates(tmp_path: Path) -> None:
             write_image(tmp_path / "in" / split / "ab"[seed % 2] / f"{seed}.png", seed)
     write_image(tmp_path / "in/train/a/3.png", 3)
     write(tmp_path / "out", ImageFolder(tmp_path / "in"))
-    kept = CliRunner().invoke(app, ["check", str(tmp_path / "out")])
+    kept = kway_shard("check", tmp_path / "out")
     assert kept.exit_code == 0, kept.output
     assert "duplicates: test: 1 of 2 are also in train" in kept.stdout

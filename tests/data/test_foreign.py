@@ -1,16 +1,12 @@
 """Tars that kway did not write get an index and a manifest, and no sample is lost silently."""
 
-import gc
 import gzip
 import json
 import os
 import tarfile
-import warnings
 from pathlib import Path
 
 import pytest
-import webdataset
-from typer.testing import CliRunner, Result
 
 from data.inspection.verify import damages
 from data.shards import manifest
@@ -18,12 +14,8 @@ from data.shards.manifest import CLASSES, Manifest
 from data.shards.split import open_split
 from data.skipped import SKIPPED
 from data.tars.indexing import Indexed, index_shards
-from launch.commands.shard import app
-from tests.data.foreign_tars import images, planted_shards, png, write_tar
-
-
-def kway_shard(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+from tests.data.conftest import kway_shard, overwrite
+from tests.data.foreign_tars import images, planted_shards, png, read_by_webdataset, write_tar
 
 
 def keys(folder: Path, split: str = "train") -> list[str]:
@@ -33,20 +25,6 @@ def keys(folder: Path, split: str = "train") -> list[str]:
 
 def verified(folder: Path) -> list[str]:
     return [damage.line for damage in damages(folder, lambda done, total: None, decode=True)]
-
-
-def skipped_in(folder: Path) -> list[dict[str, str]]:
-    return [json.loads(line) for line in (folder / SKIPPED).read_text().splitlines()]
-
-
-def webdataset_keys(tar: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setattr(webdataset.utils, "enforce_security", True)
-    with warnings.catch_warnings():
-        # webdataset relies on the garbage collector to close its files.
-        warnings.filterwarnings("ignore", "unclosed file", ResourceWarning)
-        found = list(webdataset.WebDataset([str(tar)], shardshuffle=False, empty_check=False))
-        gc.collect()
-    return [sample["__key__"] for sample in found]
 
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
@@ -76,27 +54,20 @@ def test_every_header_format_gives_bytes_keys_and_labels(
         found = [(split.key(i), *split.read(i)) for i in range(len(split))]
     assert found == expected
     assert verified(tmp_path) == []
-    assert webdataset_keys(tmp_path / "part.tar", monkeypatch) == [key for key, *_ in expected]
-
-
-def wiped_header(tmp_path: Path, wipe: bytes) -> Path:
-    """Write 100 samples and overwrite the header of an image early in the tar."""
-    tar = tmp_path / "part.tar"
-    write_tar(tar, images(0, 100))
-    with tarfile.open(tar) as opened:
-        offset = opened.getmember("00011.png").offset
-    content = bytearray(tar.read_bytes())
-    content[offset : offset + 512] = wipe
-    tar.write_bytes(content)
-    return tar
+    read = read_by_webdataset([tmp_path / "part.tar"], monkeypatch)
+    assert [sample["__key__"] for sample in read] == [key for key, *_ in expected]
 
 
 @pytest.mark.parametrize("wipe", [b"\xff" * 512, bytes(512)])
 def test_a_bad_header_costs_one_sample_where_webdataset_loses_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wipe: bytes
 ) -> None:
-    tar = wiped_header(tmp_path, wipe)
-    assert len(webdataset_keys(tar, monkeypatch)) <= 12
+    tar = tmp_path / "part.tar"
+    write_tar(tar, images(0, 100))
+    with tarfile.open(tar) as opened:
+        offset = opened.getmember("00011.png").offset
+    overwrite(tar, offset, wipe)
+    assert len(read_by_webdataset([tar], monkeypatch)) <= 12
     with pytest.raises(ValueError, match="has 2 problems") as error:
         index_shards(tmp_path)
     assert "00011: no .jpg or " in str(error.value)
@@ -351,7 +322,8 @@ def test_skipped_jsonl_lists_every_problem(tmp_path: Path) -> None:
     done = kway_shard("index", tmp_path, "--skip-bad")
     assert done.stderr.count("no .cls or .json") == 10
     assert "names lack a key or an extension, as webdataset does: 2" in done.stderr
-    names = [one["name"].removeprefix(f"{tmp_path}/0.tar: ") for one in skipped_in(tmp_path)]
+    skipped = map(json.loads, (tmp_path / SKIPPED).read_text().splitlines())
+    names = [one["name"].removeprefix(f"{tmp_path}/0.tar: ") for one in skipped]
     assert names == [*map(str, range(5, 30)), "4"]
     write_tar(tmp_path / "0.tar", members)
     index_shards(tmp_path)
@@ -370,12 +342,7 @@ def test_a_tar_name_that_is_invalid_in_a_manifest_raises(tmp_path: Path, name: s
 def test_a_long_class_list_of_indexed_tars_is_a_file_until_it_is_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    members = [
-        member
-        for number in range(3)
-        for member in ((f"{number}.png", png(number)), (f"{number}.cls", b"%d" % number))
-    ]
-    write_tar(tmp_path / "part.tar", members)
+    write_tar(tmp_path / "part.tar", images(0, 3))
     monkeypatch.setattr(manifest, "MAX_INLINE_CLASSES", 2)
     assert index_shards(tmp_path).manifest.class_file is not None
     assert Manifest.read(tmp_path).class_names == ["0", "1", "2"]

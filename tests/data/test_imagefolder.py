@@ -10,7 +10,7 @@ from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
 from data.skipped import Skipped, by_reason
 from data.sources import ImageFolder
-from tests.data.conftest import kway_shard, write_image
+from tests.data.conftest import write_image
 from tests.faults.sitecustomize import error
 
 
@@ -61,22 +61,6 @@ def test_the_hash_split_is_stable_and_keeps_a_training_image_per_class(tmp_path:
     assert {p for p in again["test"] if "c0" not in p} == {
         p for p in splits["test"] if "c0" not in p
     }
-
-
-@pytest.mark.parametrize(
-    ("folders", "splits"),
-    [
-        (("Training", "valid"), {"train", "test"}),
-        (("train", "dev", "test"), {"train", "test", "validation"}),
-    ],
-)
-def test_folders_named_like_splits_are_splits(
-    tmp_path: Path, folders: tuple[str, ...], splits: set[str]
-) -> None:
-    write_folders(tmp_path, *(f"{folder}/{name}" for folder in folders for name in "ab"))
-    source = ImageFolder(tmp_path)
-    assert names(source).keys() == splits
-    assert [info.name for info in source.classes()] == ["a", "b"]
 
 
 def test_a_class_without_training_images_raises(tmp_path: Path) -> None:
@@ -201,23 +185,6 @@ def test_nested_class_folders_raise_an_error_that_points_to_tables(tmp_path: Pat
         write_image(tmp_path / "images_background/Greek" / character / "0.png", 0)
     with pytest.raises(ValueError, match=r"such as Greek/character01 and Greek/.*layouts\.md"):
         ImageFolder(tmp_path).classes()
-
-
-@pytest.mark.parametrize("folders", [("seg_train", "seg_test"), ("train2017", "val_256")])
-def test_folders_that_look_like_splits_are_read_once_they_are_stated(
-    tmp_path: Path, folders: tuple[str, str]
-) -> None:
-    for folder in (*folders, "extra"):
-        for name in "ab":
-            write_image(tmp_path / "in" / folder / name / "0.png", 0)
-    train, test = folders
-    command = ("imagefolder", tmp_path / "in", "-o", tmp_path / "out")
-    failed = kway_shard(*command)
-    assert f"--split train={train}" in str(failed.exception)
-    done = kway_shard(*command, f"--split=train={train}", f"--split=val={test}")
-    assert done.exit_code == 0, done.output
-    assert "2 train + 2 test samples, 2 classes" in done.stdout
-    assert "skipped 'extra'" in done.stderr
 
 
 def test_folders_that_look_like_splits_can_be_stated_to_be_classes(tmp_path: Path) -> None:

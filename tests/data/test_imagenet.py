@@ -1,6 +1,7 @@
 """ImageNet from its tars, which are read in place."""
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from data.shards.writing.writer import write_shards
 from data.skipped import SKIPPED, by_reason
 from data.sources import ImageNet
 from tests.data import ilsvrc
+from tests.data.conftest import error_of, overwrite
 
 TRAIN_TAR, VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
 DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
@@ -30,26 +32,20 @@ def tars(tmp_path: Path) -> Path:
     return ilsvrc.write_tars(tmp_path / "tars")
 
 
-def expected_training() -> dict[str, tuple[bytes, str]]:
-    return {
+def test_tars_of_tars_give_every_image_with_its_class(tars: Path, tmp_path: Path) -> None:
+    source = ImageNet(tars, **KEPT)
+    source.splits()
+    source = pickle.loads(pickle.dumps(source))  # as a worker process receives it
+    write_shards(source, tmp_path / "out", samples_per_shard=4, workers=1)
+    assert samples(tmp_path / "out", "train") == {
         f"{wnid}/{name.removesuffix('.JPEG')}": (data, wnid)
         for wnid, files in ilsvrc.training().items()
         for name, data in files.items()
     }
-
-
-def expected_validation() -> dict[str, tuple[bytes, str]]:
-    return {
+    assert samples(tmp_path / "out", "test") == {
         f"val/{name.removesuffix('.JPEG')}": (data, ilsvrc.SYNSETS[number - 1][0])
         for (name, data), number in zip(ilsvrc.validation().items(), ilsvrc.TRUTH, strict=True)
     }
-
-
-def test_tars_of_tars_give_every_image_with_its_class(tars: Path, tmp_path: Path) -> None:
-    source = ImageNet(tars, **KEPT)
-    write_shards(source, tmp_path / "out", samples_per_shard=4, workers=2)
-    assert samples(tmp_path / "out", "train") == expected_training()
-    assert samples(tmp_path / "out", "test") == expected_validation()
     assert Manifest.load(tmp_path / "out").class_names == ilsvrc.CLASSES
 
 
@@ -93,28 +89,12 @@ def test_the_devkit_may_be_unpacked(tars: Path, tmp_path: Path) -> None:
     assert ImageNet(tars).describe() == wanted
 
 
-def error_of(folder: Path, devkit: Path | None = None) -> str:
-    """Return the one-line error from writing shards of `folder`. Check that nothing was written."""
-    out = folder.parent / "out"
-    with pytest.raises((ValueError, FileNotFoundError)) as error:
-        write_shards(ImageNet(folder, devkit), out, workers=0)
-    assert "\n" not in str(error.value)
-    assert not out.exists()
-    return str(error.value)
-
-
-def overwrite(path: Path, offset: int, data: bytes) -> None:
-    content = bytearray(path.read_bytes())
-    content[offset : offset + len(data)] = data
-    path.write_bytes(content)
-
-
 def test_a_truncated_tar_raises_an_error_that_names_the_tar_and_the_member(tars: Path) -> None:
     path = tars / TRAIN_TAR
     content = path.read_bytes()
     middle = content.index(b"n02100735.tar") + 3000
     path.write_bytes(content[:middle])
-    message = error_of(tars)
+    message = error_of(ImageNet, tars)
     assert f"{path}: at byte" in message
     assert "n02100735.tar is truncated: the tar ends before its" in message
     assert message.endswith("download the tar again")
@@ -125,19 +105,19 @@ def test_a_damaged_header_in_an_inner_tar_raises_an_error_that_names_both_tars(t
     content = path.read_bytes()
     offset = content.index(b"n02119789_1.JPEG")
     overwrite(path, offset, b"N")
-    message = error_of(tars)
+    message = error_of(ImageNet, tars)
     assert f"{path}: n02119789.tar: at byte {offset:,}: " in message
 
 
 def test_a_repeated_member_or_a_link_raises(tars: Path) -> None:
     two = ilsvrc.tar({"a": b""})[:512] + ilsvrc.tar({"a": b""})
     (tars / VAL_TAR).write_bytes(two)
-    assert f"{VAL_TAR}: it contains a twice" in error_of(tars)
+    assert f"{VAL_TAR}: it contains a twice" in error_of(ImageNet, tars)
     link = bytearray(ilsvrc.tar({"a": b""}))
     link[156:157] = b"2"
     link[154 - 6 : 154] = b"%06o" % (sum(link[:148]) + 8 * 32 + sum(link[156:512]))
     (tars / VAL_TAR).write_bytes(link)
-    assert "a is a link, a device or a sparse file" in error_of(tars)
+    assert "a is a link, a device or a sparse file" in error_of(ImageNet, tars)
 
 
 def test_a_damaged_image_is_reported_with_its_tar_and_can_be_skipped(
@@ -145,7 +125,7 @@ def test_a_damaged_image_is_reported_with_its_tar_and_can_be_skipped(
 ) -> None:
     path = tars / TRAIN_TAR
     overwrite(path, path.read_bytes().index(b"n02119789_1.JPEG") + 512, b"no image")
-    message = error_of(tars)
+    message = error_of(ImageNet, tars)
     assert message.startswith(f"{path}: n02119789/n02119789_1: not an image")
     assert message.endswith("pass --skip-bad")
     written = write_shards(ImageNet(tars, skip_bad=True), tmp_path / "out", workers=1)
@@ -175,7 +155,7 @@ def test_a_damaged_devkit_raises_an_error_that_names_its_path(
     tars: Path, content: bytes, message: str
 ) -> None:
     (tars / DEVKIT).write_bytes(content)
-    found = error_of(tars)
+    found = error_of(ImageNet, tars)
     assert found.startswith(str(tars / DEVKIT))
     assert message in found
 
@@ -192,7 +172,7 @@ def test_a_class_that_is_not_a_synset_of_the_devkit_raises(
 ) -> None:
     classes = ilsvrc.training() | {name: {"0.JPEG": ilsvrc.image(0)}}
     (tars / TRAIN_TAR).write_bytes(ilsvrc.training_tar(classes))
-    assert message in error_of(tars)
+    assert message in error_of(ImageNet, tars)
 
 
 def test_images_that_are_not_read_are_noted(tars: Path, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """The offset index of a shard, and the index of a split that is built from them."""
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -38,9 +37,8 @@ def test_an_index_has_30_bytes_per_sample_and_locates_members(large: Path) -> No
 
 
 def test_a_split_index_maps_17_bytes_per_sample_once_for_all_shards(
-    shards: Path, tmp_path: Path
+    copy: Path, tmp_path: Path
 ) -> None:
-    copy = shutil.copytree(shards, tmp_path / "copy")
     cache = CacheConfig(folder=tmp_path / "cache")
     num_samples = sum(shard.samples for shard in Manifest.load(copy).of_split("train"))
     with open_split(copy, "train", cache=cache) as split:
@@ -69,8 +67,7 @@ def test_a_damaged_split_index_is_built_again(
         caplog.clear()
 
 
-def test_a_split_index_follows_a_changed_index_of_a_shard(shards: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(shards, tmp_path / "copy")
+def test_a_split_index_follows_a_changed_index_of_a_shard(copy: Path, tmp_path: Path) -> None:
     cache = CacheConfig(folder=tmp_path / "cache")
     open_split(copy, "train", cache=cache).close()
     path = index_path(copy / "train-000000.tar")

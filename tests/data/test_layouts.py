@@ -14,12 +14,10 @@ import pyarrow as arrow
 import pytest
 from pyarrow import parquet
 from scipy.io import savemat
-from typer.testing import CliRunner
 
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
-from launch.commands.shard import app
-from tests.data.conftest import write_image
+from tests.data.conftest import kway_shard, write_image
 
 PAGE = (Path(__file__).parents[2] / "docs/layouts.md").read_text(encoding="utf-8")
 _CODE = re.compile(r"```python\n(.*?)```", re.DOTALL)
@@ -423,7 +421,7 @@ def test_a_published_layout_becomes_shards_with_its_splits(
     (command,) = _COMMAND.findall(content)
     out = tmp_path / "shards"
     arguments = [str(out) if one.startswith("../shards/") else one for one in shlex.split(command)]
-    done = CliRunner().invoke(app, [*arguments, "--workers", "0"])
+    done = kway_shard(*arguments, "--workers", 0)
     assert done.exit_code == 0, f"{done.output}\n{done.exception}"
     found = written(out)
     if set(expected) == {"train"}:  # there is no published split

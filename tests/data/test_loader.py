@@ -1,7 +1,6 @@
 """Global batches do not depend on the world size, the number of workers or a resume."""
 
 import os
-import shutil
 from itertools import islice
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from data.images.config import ImageConfig
 from data.loading.batch import Cursor
 from data.loading.loader import EvalLoader, TrainLoader
 from data.shards.split import open_split
+from tests.data.rank_batches import rank_batches
 
 BATCH = 7
 
@@ -54,30 +54,24 @@ def global_batches(
 
     Each batch consists of pixels, labels, sample indices, second labels and weights.
     """
-    parts: list[list[tuple[torch.Tensor, ...]]] = [[] for _ in range(steps)]
-    for rank in range(world_size):
-        with (
-            open_split(shards, "train") as split,
-            TrainLoader(
-                split,
-                config(shards, workers),
-                global_batch=BATCH,
-                rank=rank,
-                world_size=world_size,
-                cursor=cursor,
-            ) as loader,
-        ):
-            for step, batch in zip(range(steps), loader, strict=False):
-                size = BATCH * (rank + 1) // world_size - BATCH * rank // world_size
-                assert len(batch.labels) == size
-                assert batch.inputs["pixel_values"].shape == (size, 3, 12, 12)
-                assert batch.inputs["pixel_values"].dtype == torch.uint8
-                assert batch.cursor == Cursor(cursor.seed, cursor.samples + (step + 1) * BATCH)
-                assert batch.mixed is not None
-                second = batch.mixed.labels, batch.mixed.weights
-                pixels = batch.inputs["pixel_values"]
-                parts[step].append((pixels, batch.labels, batch.indices, *second))
-    return [tuple(torch.cat(column) for column in zip(*part, strict=True)) for part in parts]
+    found = []
+    shape = {"batch": BATCH, "steps": steps, "world_size": world_size}
+    # All batches are loaded before any is copied, so a loader that reuses their memory is found.
+    loaded = list(rank_batches(config(shards, workers), cursor, **shape))
+    for step, ranks in enumerate(loaded, start=1):
+        parts: list[tuple[torch.Tensor, ...]] = []
+        for rank, batch in enumerate(ranks):
+            size = BATCH * (rank + 1) // world_size - BATCH * rank // world_size
+            pixels = batch.inputs["pixel_values"]
+            assert len(batch.labels) == size
+            assert pixels.shape == (size, 3, 12, 12)
+            assert pixels.dtype == torch.uint8
+            assert batch.cursor == Cursor(cursor.seed, cursor.samples + step * BATCH)
+            assert batch.mixed is not None
+            second = batch.mixed.labels, batch.mixed.weights
+            parts.append((pixels, batch.labels, batch.indices, *second))
+        found.append(tuple(torch.cat(column) for column in zip(*parts, strict=True)))
+    return found
 
 
 def assert_same(a: list, b: list) -> None:
@@ -180,10 +174,7 @@ def test_evaluation_reads_every_sample_once_in_the_same_number_of_batches_on_eac
     assert len(lengths) == 1
 
 
-def test_a_flipped_byte_raises_an_error_that_names_its_shard_and_key(
-    shards: Path, tmp_path: Path
-) -> None:
-    copy = copy_of(shards, tmp_path)
+def test_a_flipped_byte_raises_an_error_that_names_its_shard_and_key(copy: Path) -> None:
     with open_split(copy, "train") as split:
         key, data = split.key(3), split.read(3)[0]
     tar = copy / "train-000000.tar"
@@ -192,20 +183,14 @@ def test_a_flipped_byte_raises_an_error_that_names_its_shard_and_key(
     tar.write_bytes(content)
     with open_split(copy, "train") as split:
         strict = config(copy, 1).model_copy(update={"max_bad_samples": 0})
-        loader = TrainLoader(split, strict, global_batch=20, cursor=Cursor(0))
-        with pytest.raises(ValueError, match=r"train-000000\.tar") as error:
+        with (
+            TrainLoader(split, strict, global_batch=20, cursor=Cursor(0)) as loader,
+            pytest.raises(ValueError, match=r"train-000000\.tar") as error,
+        ):
             list(islice(loader, 3))
     assert key in str(error.value)
     assert "\n" not in str(error.value)
     assert "kway shard verify" in str(error.value)
-
-
-def copy_of(shards: Path, tmp_path: Path) -> Path:
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    for path in shards.iterdir():
-        (copy / path.name).write_bytes(path.read_bytes())
-    return copy
 
 
 def test_a_closed_split_has_no_open_files(shards: Path) -> None:
@@ -222,9 +207,9 @@ def test_a_closed_split_has_no_open_files(shards: Path) -> None:
     assert not any(name.endswith(".tar") for name in opened())
 
 
-def test_iterating_after_an_error_retries_the_failed_batch(shards: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "shards"
-    shutil.copytree(shards, copy)
+def test_iterating_after_an_error_retries_the_failed_batch(
+    shards: Path, copy: Path, tmp_path: Path
+) -> None:
     with open_split(copy, "train") as split:
         loader = TrainLoader(split, config(copy), global_batch=BATCH, cursor=Cursor(3))
         next(loader)

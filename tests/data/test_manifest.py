@@ -22,13 +22,6 @@ from tests.data.conftest import open_index
 from tests.faults.sitecustomize import error
 
 
-@pytest.fixture
-def copy(shards: Path, tmp_path: Path) -> Path:
-    for path in shards.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    return tmp_path
-
-
 def edit(folder: Path, **changes: object) -> None:
     content = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps(content | changes))

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from typer.testing import CliRunner
 
 from data.inspection.verify import damages
 from data.messages import silent
@@ -20,8 +19,7 @@ from data.shards.writing.output import UNFINISHED
 from data.shards.writing.writer import write_shards
 from data.sources import ImageFolder
 from data.sources.first_pass import work_folder
-from launch.commands.shard import app
-from tests.data.conftest import write_image
+from tests.data.conftest import kway_shard
 from tests.data.killed import contents
 from tests.data.s3_server import objects, s3_server
 from tests.ranks import forked
@@ -36,18 +34,6 @@ def server() -> Iterator[dict[str, str]]:
 @pytest.fixture
 def url() -> str:
     return f"s3://bucket/{secrets.token_hex(4)}/set"
-
-
-@pytest.fixture
-def mixed(tmp_path: Path) -> Path:
-    """Images of two classes, bad ones and duplicates."""
-    folder = tmp_path / "in"
-    for split, number in (("train", 24), ("val", 6)):
-        for i in range(number):
-            write_image(folder / split / "ab"[i % 2] / f"{i}.png", i)
-    for i in range(4):
-        (folder / "train" / "ab"[i % 2] / f"bad{i}.png").write_bytes(b"this is text")
-    return folder
 
 
 def write(source: ImageFolder, out: Path | str, **options):
@@ -166,7 +152,7 @@ def test_a_missing_bucket_raises_in_one_line(mixed: Path) -> None:
 
 @pytest.mark.parametrize("out", ["http://127.0.0.1/set", "https://host/set", "memory://set/x"])
 def test_a_url_that_is_not_writable_raises_before_the_input_is_read(out: str) -> None:
-    done = CliRunner().invoke(app, ["imagefolder", "missing", "-o", out])
+    done = kway_shard("imagefolder", "missing", "-o", out)
     assert isinstance(done.exception, ValueError)
     assert f"{out} is not writable: pass a local folder" in str(done.exception)
 

@@ -1,6 +1,5 @@
 """Training images whose size changes during a run have the same pixels on every topology."""
 
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,10 @@ from data.augment.mix import Mix
 from data.augment.training import AugmentConfig, ProgressiveSizes
 from data.config import DataConfig
 from data.images.config import ImageConfig
-from data.loading.batch import Batch, Cursor
-from data.loading.loader import TrainLoader
+from data.loading.batch import Cursor
 from data.loading.stream import Stream, StreamLoader
 from data.shards.manifest import Manifest
-from data.shards.split import open_split
+from tests.data.rank_batches import rank_batches
 
 BATCH = 7
 IMAGE = ImageConfig(size=12, resize=14)
@@ -37,47 +35,13 @@ def config(shards: Path, *, workers: int = 0, **augment: Any) -> DataConfig:
     return DataConfig(shards=shards, image=IMAGE, augment=settings, workers=workers)
 
 
-def rank_batches(
-    shards: Path, settings: DataConfig, *, rank: int, world_size: int, cursor: Cursor
-) -> Iterator[Batch]:
-    with (
-        open_split(shards, "train") as split,
-        TrainLoader(
-            split,
-            settings,
-            global_batch=BATCH,
-            rank=rank,
-            world_size=world_size,
-            cursor=cursor,
-        ) as loader,
-    ):
-        yield from loader
-
-
 def global_pixels(shards: Path, *, world_size: int, workers: int = 0) -> list[torch.Tensor]:
     """Return the pixels of each global batch, concatenated from the shares of all ranks."""
-    ranks = [
-        rank_batches(
-            shards,
-            config(shards, workers=workers),
-            rank=rank,
-            world_size=world_size,
-            cursor=Cursor(5),
-        )
-        for rank in range(world_size)
+    shape = {"batch": BATCH, "steps": len(SIDES), "world_size": world_size}
+    return [
+        torch.cat([batch.inputs["pixel_values"] for batch in ranks])
+        for ranks in rank_batches(config(shards, workers=workers), Cursor(5), **shape)
     ]
-    found = []
-    for parts in islice(zip(*ranks, strict=True), len(SIDES)):
-        found.append(torch.cat([part.inputs["pixel_values"] for part in parts]))
-    for rank in ranks:
-        rank.close()
-    return found
-
-
-def assert_same(left: list[torch.Tensor], right: list[torch.Tensor]) -> None:
-    assert len(left) == len(right)
-    for a, b in zip(left, right, strict=True):
-        assert torch.equal(a, b)
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes in total")
@@ -87,7 +51,8 @@ def test_pixels_of_every_stage_do_not_depend_on_world_size_or_workers(
 ) -> None:
     one = global_pixels(shards, world_size=1)
     assert [pixels.shape for pixels in one] == [(BATCH, 3, side, side) for side in SIDES]
-    assert_same(global_pixels(shards, world_size=world_size, workers=workers), one)
+    many = global_pixels(shards, world_size=world_size, workers=workers)
+    assert all(torch.equal(a, b) for a, b in zip(one, many, strict=True))
 
 
 def test_a_stream_has_the_same_stages_as_a_split(shards: Path) -> None:

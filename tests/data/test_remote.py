@@ -320,15 +320,11 @@ def test_the_current_and_the_next_group_are_prefetched(
         infos = split.manifest.of_split("train")
         order = split.order(3, 1)
         for group in (0, 1):
-            position = 0 if group == 0 else len_of(order, 0, infos)
+            position = group * sum(infos[number].samples for number in order.shards(0))
             split.files.will_read(order, position)
             wanted = {infos[n].sha256 for g in range(group + 2) for n in order.shards(g)}
             wait_until(lambda wanted=wanted: {p.stem for p in cached_shards(cache)} == wanted)
     assert max(server.requests.values()) == 1
-
-
-def len_of(order, group: int, infos) -> int:
-    return sum(infos[number].samples for number in order.shards(group))
 
 
 def test_a_prefetch_error_is_logged_and_raised_when_reading(

@@ -2,8 +2,6 @@
 without loader processes.
 """
 
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +10,7 @@ import pytest
 
 from data.config import DataConfig
 from data.loading.batch import Cursor
-from data.loading.loader import TrainLoader
-from data.shards.mixture import load_manifest, open_mixture
-from data.shards.split import Split, open_split
+from tests.data.rank_batches import opened, rank_batches
 
 SCHEDULES = 120
 KINDS = ("images", "texts", "shuffled", "sampled", "mixture")
@@ -39,24 +35,12 @@ def drawn(kind: str, folders: dict[str, Path], rng: np.random.Generator) -> dict
     return settings
 
 
-def opened(config: DataConfig) -> Split:
-    if config.mixture:
-        return open_mixture(config, load_manifest(config))
-    return open_split(config.shards, config.train_split)
-
-
-def global_batches(
-    config: DataConfig, cursor: Cursor, batch: int, world_size: int, steps: int
-) -> Iterator[list[int]]:
-    """Yield the samples of each global batch, those of rank 0 first."""
-    with ExitStack() as stack:
-        split = stack.enter_context(opened(config))
-        shape = {"global_batch": batch, "world_size": world_size, "cursor": cursor}
-        loaders = [TrainLoader(split, config, rank=rank, **shape) for rank in range(world_size)]
-        for loader in loaders:
-            stack.enter_context(loader)
-        for _ in range(steps):
-            yield [index for loader in loaders for index in next(loader).indices.tolist()]
+def ledger(config: DataConfig, cursor: Cursor, **shape: int) -> list[list[int]]:
+    """Return the samples of each global batch, those of rank 0 first."""
+    return [
+        [index for batch in ranks for index in batch.indices.tolist()]
+        for ranks in rank_batches(config, cursor, **shape)
+    ]
 
 
 @pytest.mark.slow
@@ -74,9 +58,9 @@ def test_a_random_schedule_reads_the_batches_of_one_rank(
         config = DataConfig(**settings, workers=workers)
         cursor = Cursor(start.seed, len(found) * batch)
         world_size, steps = int(rng.integers(1, 9)), int(rng.integers(1, 60 // batch + 3))
-        found += global_batches(config, cursor, batch, world_size, steps)
+        found += ledger(config, cursor, batch=batch, steps=steps, world_size=world_size)
     config = DataConfig(**settings)
-    assert found == list(global_batches(config, start, batch, 1, len(found)))
+    assert found == ledger(config, start, batch=batch, steps=len(found))
     if not config.is_sampled:
         with opened(config) as split:
             size, order = len(split), [index for batch in found for index in batch]

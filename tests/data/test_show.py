@@ -53,13 +53,6 @@ def test_show_prints_the_count_of_every_class(shards: Path) -> None:
         assert "█" in line
 
 
-def test_of_many_classes_the_largest_and_smallest_are_printed(texts: Path) -> None:
-    shown = kway_shard("show", texts).stdout
-    assert "class 39" in shown
-    assert "class 00" in shown
-    assert "class 20" not in shown.split("texts of train")[0]
-
-
 def test_control_characters_of_texts_are_escaped(texts: Path) -> None:
     shown = kway_shard("show", texts).stdout
     assert "text of 0" in shown

@@ -1,11 +1,8 @@
 """All sources name their splits by the same rule: a single held-out split is `test`."""
 
-from pathlib import Path
-
 import pytest
 
 from data.shards.split_names import shard_splits, split_name
-from data.sources import Source, Table
 
 
 @pytest.mark.parametrize(
@@ -24,15 +21,3 @@ def test_a_single_held_out_split_is_called_test_and_several_keep_their_names(
 ) -> None:
     names = [split_name(word) for word in words]
     assert [shard_splits(names)[name] for name in names] == in_shards
-
-
-def table(folder: Path, held_out: tuple[str, ...]) -> Source:
-    rows = [f"{split} {name},{name},{split}" for split in ("train", *held_out) for name in "ab"]
-    (folder / "a.csv").write_text("\n".join(["text,label,split", *rows, ""]))
-    return Table((folder / "a.csv",), folder / "work", "label", text="text", split="split")
-
-
-def test_a_table_notes_a_renamed_split(tmp_path: Path) -> None:
-    source = table(tmp_path, ("holdout",))
-    assert source.splits().keys() == {"train", "test"}
-    assert any("split 'holdout' is called 'test'" in note for note in source.notes())

@@ -1,7 +1,6 @@
 """A bad sample is replaced by the same substitute on every topology, up to a limit."""
 
 import logging
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from data.loading.batch import Batch, Cursor
 from data.loading.loader import EvalLoader, TrainLoader
 from data.shards.split import BadSampleError, open_split
 from tests.data.foreign_tars import bomb, planted_shards, png
+from tests.data.rank_batches import rank_batches
 
 BATCH = 8
 BAD = {3: b"this is text", 17: bomb(), 22: png(1)[:300]}
@@ -43,27 +43,14 @@ def batches(
     shards: Path,
     steps: int,
     *,
-    seed: int = 5,
     world_size: int = 1,
     workers: int = 0,
     limit: int = 10,
 ) -> list[list[Batch]]:
     """Return the batches of each step, one per rank."""
-    ranks = []
-    for rank in range(world_size):
-        with (
-            open_split(shards, "train", max_bad_labels=limit) as split,
-            TrainLoader(
-                split,
-                config(shards, workers=workers, limit=limit),
-                global_batch=BATCH,
-                rank=rank,
-                world_size=world_size,
-                cursor=Cursor(seed),
-            ) as loader,
-        ):
-            ranks.append(list(islice(loader, steps)))
-    return [list(step) for step in zip(*ranks, strict=True)]
+    settings = config(shards, workers=workers, limit=limit)
+    shape = {"batch": BATCH, "steps": steps, "world_size": world_size}
+    return list(rank_batches(settings, Cursor(5), **shape))
 
 
 def bad_indices(shards: Path) -> set[int]:

@@ -17,7 +17,7 @@ from data.loading.order import ByLength, Order
 from data.loading.sampling import samples_per_epoch
 from data.shards.split import open_split
 from data.text.tokenizer import open_tokenizer
-from tests.data.test_schedules import opened
+from tests.data.rank_batches import opened, rank_batches
 
 BATCH = 7
 
@@ -33,27 +33,18 @@ def stream(
     texts: Path, *, world_size: int = 1, batch: int = BATCH, steps: int, cursor: Cursor, **settings
 ) -> list[list[tuple[int, tuple[int, ...]]]]:
     """Return, for each step, the (index, unpadded tokens) of the samples of all ranks, in order."""
-    batches: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in range(steps)]
-    for rank in range(world_size):
-        with (
-            open_split(texts / "shards", "train") as split,
-            TrainLoader(
-                split,
-                config(texts, **settings),
-                global_batch=batch,
-                rank=rank,
-                world_size=world_size,
-                cursor=cursor,
-            ) as loader,
-        ):
-            for step, found in zip(range(steps), loader, strict=False):
-                ids, mask = found.inputs["input_ids"], found.inputs["attention_mask"]
-                assert ids.dtype == mask.dtype == torch.int64
-                assert ids.shape == mask.shape
-                assert ids.shape[1] % 8 == 0
-                for index, row, row_mask in zip(found.indices, ids, mask, strict=True):
-                    assert (row[row_mask == 0] == 0).all()
-                    batches[step].append((int(index), tuple(row[row_mask == 1].tolist())))
+    batches: list[list[tuple[int, tuple[int, ...]]]] = []
+    shape = {"batch": batch, "steps": steps, "world_size": world_size}
+    for ranks in rank_batches(config(texts, **settings), cursor, **shape):
+        batches.append([])
+        for found in ranks:
+            ids, mask = found.inputs["input_ids"], found.inputs["attention_mask"]
+            assert ids.dtype == mask.dtype == torch.int64
+            assert ids.shape == mask.shape
+            assert ids.shape[1] % 8 == 0
+            for index, row, row_mask in zip(found.indices, ids, mask, strict=True):
+                assert (row[row_mask == 0] == 0).all()
+                batches[-1].append((int(index), tuple(row[row_mask == 1].tolist())))
     return batches
 
 

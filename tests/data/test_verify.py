@@ -10,17 +10,10 @@ from data.shards.index import index_path
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
 from data.tars.indexing import index_shards
-from tests.data.conftest import open_index
+from tests.data.conftest import open_index, overwrite
 from tests.data.foreign_tars import bomb, planted_shards, png, write_tar
 
 FIRST = "train-000000.tar"
-
-
-@pytest.fixture
-def copy(shards: Path, tmp_path: Path) -> Path:
-    for path in shards.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    return tmp_path
 
 
 def found(folder: Path, **options: object) -> list[Damage]:
@@ -33,12 +26,6 @@ def kinds(found: list[Damage]) -> Counter[str]:
         assert "\n" not in damage.line
         counts[damage.kind] += damage.count
     return counts
-
-
-def overwrite(path: Path, offset: int, data: bytes) -> None:
-    content = bytearray(path.read_bytes())
-    content[offset : offset + len(data)] = data
-    path.write_bytes(content)
 
 
 def test_intact_shards_have_no_damage(copy: Path) -> None:

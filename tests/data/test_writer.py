@@ -1,21 +1,16 @@
 """Shards are plain webdataset tars, byte-identical every time, and never mixed with other files."""
 
-import gc
 import hashlib
 import os
 import resource
 import shutil
 import signal
 import tracemalloc
-import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from threading import Barrier, Thread
 
 import pytest
-import webdataset
 
-from data.classes.class_list import ClassInfo
 from data.shards.manifest import Manifest, SourceInfo
 from data.shards.split import open_split
 from data.shards.writing.output import UNFINISHED, OutputFolder
@@ -23,7 +18,9 @@ from data.shards.writing.writer import write_shards
 from data.skipped import SKIPPED
 from data.sources import ImageFolder, Sample
 from tests.data.conftest import write_image
+from tests.data.foreign_tars import read_by_webdataset
 from tests.data.killed import check_killed_and_resumed, contents
+from tests.data.ray_jobs import Numbers
 
 SHA256 = {
     "train-000000.tar": "3e65f6a5fda8c5a3e88ab075e7beae258bc4df1ffdfa23315fb4a1e7738d6697",
@@ -33,50 +30,18 @@ SHA256 = {
 }
 
 
-class Numbers:
-    """A source of any size: the first `train` numbers as training texts, and three for testing."""
-
-    modality = "text"
-
-    def __init__(self, train: int) -> None:
-        self.train = train
-
-    def describe(self) -> SourceInfo:
-        return SourceInfo(kind="numbers", parameters={"train": self.train})
-
-    def classes(self) -> tuple[ClassInfo, ...]:
-        return (ClassInfo(name="even"), ClassInfo(name="odd"))
-
-    def label_vectors(self) -> None:
-        return None
-
-    def splits(self) -> dict[str, Sequence[int]]:
-        return {"train": range(self.train), "test": range(self.train, self.train + 3)}
-
-    def render(self, task: int) -> Sample:
-        return Sample(f"{task:04d}", f"number {task}".encode(), "txt", task % 2)
-
-
 def write(images: Path, folder: Path, workers: int = 1):
     source = ImageFolder(images, test_fraction=0.2)
     return write_shards(source, folder, samples_per_shard=10, workers=workers)
 
 
-@pytest.fixture
-def _safe_webdataset(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(webdataset.utils, "enforce_security", True)
-
-
-@pytest.mark.usefixtures("_safe_webdataset")
-def test_webdataset_reads_every_sample(shards: Path, images: Path) -> None:
+def test_webdataset_reads_every_sample(
+    shards: Path, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     manifest = Manifest.load(shards)
     for name in manifest.splits:
-        files = [str(shards / shard.file) for shard in manifest.of_split(name)]
-        with warnings.catch_warnings():
-            # webdataset relies on the garbage collector to close its files.
-            warnings.filterwarnings("ignore", "unclosed file", ResourceWarning)
-            theirs = list(webdataset.WebDataset(files, shardshuffle=False, empty_check=False))
-            gc.collect()
+        files = [shards / shard.file for shard in manifest.of_split(name)]
+        theirs = read_by_webdataset(files, monkeypatch)
         with open_split(shards, name) as split:
             assert len(theirs) == len(split) == sum(s.samples for s in manifest.of_split(name))
             for i, sample in enumerate(theirs):

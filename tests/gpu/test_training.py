@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from data.shards.manifest import Manifest
 from heads import ClassHead
 from serving.addresses import free_port
 from tests.gpu.world import world_of_one_rank
@@ -24,13 +23,10 @@ from tests.heads.cases import (
     set_nodes,
 )
 from tests.ranks import run_on_ranks
-from tests.shards import glyph_recipe
 from tests.trainer.checkpoint_runs import save_checkpoint
-from tests.trainer.training import full_entries, take_steps
+from tests.trainer.training import full_entries, started, take_steps
 from trainer.checkpoints import find_checkpoint, restore_random_state
 from trainer.checkpoints.entries import training_entries
-from trainer.run.training_data import label_vectors_of
-from trainer.task import Task, build_task
 from trainer.world import World, open_world
 
 WORLD_SIZE = 2
@@ -40,23 +36,9 @@ def one_process(device: torch.device) -> World:
     return World(0, 1, 0, 1, device, None)
 
 
-def make_task(shards: Path, world: World, **changes) -> Task:
-    recipe = glyph_recipe(shards, Path("unused"), **changes)
-    manifest = Manifest.load(shards)
-    task = build_task(
-        recipe,
-        class_names=manifest.class_names,
-        label_vectors=label_vectors_of(recipe, manifest),
-        world=world,
-        class_counts=np.arange(1, 14),
-    )
-    task.start_training()
-    return task.train()
-
-
 def trained(shards: Path, world: World, changes: dict) -> dict:
     """The losses of three steps with momentum and gradient clipping, and the resulting tensors."""
-    task = make_task(shards, world, train__global_batch=12, **changes)
+    task = started(shards, world=world, train__global_batch=12, **changes)
     # Convolutions would use TensorFloat-32 otherwise.
     with torch.backends.cudnn.flags(allow_tf32=False):
         losses = take_steps(task, 3)

@@ -1,11 +1,11 @@
 """A job that appends a line to a file each time it runs, in a module that is quick to import."""
 
 import os
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from experiments.papers.job import Folders, Job, Measures
+from tests.waiting import wait_until
 
 
 class Doubling(Job):
@@ -31,15 +31,6 @@ def _double(settings: Mapping[str, Any], folders: Folders) -> Measures:
     with (folders.data / "done").open("a") as done:
         done.write(f"{settings['number']}\n")
     if key := settings.get("kills_after"):
-        until((folders.shards.parent / "results" / f"{key}.json").is_file)
+        wait_until((folders.shards.parent / "results" / f"{key}.json").is_file)
         os._exit(1)
     return {"double": 2 * settings["number"]}
-
-
-def until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    """Wait until a condition is true. Raises TimeoutError after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"the condition is not met after {seconds} s")
-        time.sleep(0.01)

@@ -1,11 +1,11 @@
 """Tiny datasets in the published formats: MNIST, and the binary version of CIFAR-100."""
 
-import io
 import struct
-import tarfile
 from pathlib import Path
 
 import numpy as np
+
+from tests.data.foreign_tars import tar_of
 
 _COARSE = [f"coarse {i}" for i in range(20)]
 _MAMMALS = (
@@ -49,11 +49,8 @@ def _write_cifar(path: Path, sizes: dict[str, int]) -> None:
             bytes([label // 5, label]) + image.tobytes()
             for label, image in zip(labels, planes, strict=True)
         )
-    with tarfile.open(path, "w:gz") as tar:
-        for name, content in files.items():
-            member = tarfile.TarInfo(f"cifar-100-binary/{name}")
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
+    members = ((f"cifar-100-binary/{name}", content) for name, content in files.items())
+    path.write_bytes(tar_of(members, mode="w:gz"))
 
 
 def _images(labels: np.ndarray, num_classes: int, side: int, *, channels: int) -> np.ndarray:

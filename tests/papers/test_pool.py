@@ -11,7 +11,8 @@ import torch
 
 from experiments.papers.job import Folders, Job, Measures
 from experiments.papers.job_runner import JobRunner, cores
-from tests.papers.counted import Doubling, doubling, until
+from tests.papers.counted import Doubling, doubling
+from tests.waiting import wait_until
 
 _WORKERS = 2
 
@@ -28,7 +29,7 @@ def _observed(settings: Mapping[str, Any], folders: Folders) -> Measures:
     begun = time.monotonic()  # comparable across the processes of a machine
     number = settings["number"]
     (folders.data / f"begun-{number}").touch()
-    until(lambda: all((folders.data / f"begun-{n}").exists() for n in settings["awaits"]))
+    wait_until(lambda: all((folders.data / f"begun-{n}").exists() for n in settings["awaits"]))
     time.sleep(0.1)
     return {
         "number": number,
@@ -97,15 +98,6 @@ def test_jobs_use_omp_num_threads(runner: JobRunner, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("OMP_NUM_THREADS", "many")
     with pytest.raises(ValueError, match="OMP_NUM_THREADS is 'many'"):
         runner.measure([observe(13)])
-
-
-def test_progress_is_reported_during_a_long_job(
-    runner: JobRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("experiments.papers.job_runner._SECONDS_BETWEEN_REPORTS", 0.01)
-    reports: list[int] = []
-    runner.measure([observe(14)], lambda found, _: reports.append(len(found)))
-    assert reports.count(0) > 1
 
 
 def test_an_error_in_a_worker_is_raised_and_the_pool_continues(

@@ -2,9 +2,7 @@
 
 import base64
 
-import cv2
 import httpx
-import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
@@ -19,12 +17,6 @@ NAMES = (
 )
 TOKEN = "a-token-of-this-test-0123456789"
 NUM_ITEMS = 40  # in the gallery
-
-
-def image(seed: int) -> bytes:
-    """Return a different PNG for each seed."""
-    pixels = np.random.default_rng(seed).integers(0, 256, (20, 30, 3), dtype=np.uint8)
-    return cv2.imencode(".png", pixels)[1].tobytes()
 
 
 def file(name: str, content: bytes) -> dict[str, object]:

@@ -6,23 +6,23 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
 from typing import Any
 
-import cv2
 import httpx
-import numpy as np
 import psutil
 import pytest
 import typer
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from launch.commands import query
+from launch.commands.index import index as index_command
 from tests.ending import shared
+from tests.noise_images import image
 from tests.system.processes import ROOT
 
 _START_SECONDS = 240  # pytest-timeout ends a test after 300 s
@@ -50,15 +50,24 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def ask(*arguments: object) -> str:
-    """Run `kway query` and return its output. It runs in this process, because starting a new one
-    takes seconds.
-    """
+    """Run `kway query` and return its output."""
+    return _run_here(query.query, arguments).stdout
+
+
+def index_gallery(*arguments: object) -> str:
+    """Run `kway index` and return its output. The last line is the summary."""
+    ran = _run_here(index_command, arguments)
+    return ran.stderr + ran.stdout
+
+
+def _run_here(function: Callable[..., object], arguments: Sequence[object]) -> Result:
+    """Run a command in this process, because starting a new one takes seconds."""
     app = typer.Typer()
-    app.command()(query.query)
+    app.command()(function)
     ran = CliRunner().invoke(app, [str(argument) for argument in arguments])
     if ran.exception is not None:
         raise ran.exception
-    return ran.stdout
+    return ran
 
 
 @dataclass
@@ -170,10 +179,9 @@ class SharedServer:
 
 
 def write_images(folder: Path) -> list[Path]:
-    random = np.random.default_rng(0)
     paths = [folder / f"{index}.png" for index in range(6)]
-    for path in paths:
-        cv2.imwrite(str(path), random.integers(0, 256, (20, 31, 3), dtype=np.uint8))
+    for index, path in enumerate(paths):
+        path.write_bytes(image(index))
     return paths
 
 

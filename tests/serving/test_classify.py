@@ -7,7 +7,6 @@ import base64
 from collections.abc import Iterator
 from pathlib import Path
 
-import cv2
 import httpx
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from torch import Tensor
 from serving.answer import MAX_TOP, top_classes
 from serving.client import Client, RejectedError
 from serving.model import Model
+from tests.noise_images import image
 from tests.serving.in_process import application, listening
 from tests.tiny_bundle import DIM, NAMES, rows, write
 from trainer.bundle import row_file
@@ -31,9 +31,7 @@ def url(bundle: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def files() -> list[bytes]:
-    draw = np.random.default_rng(0)
-    pixels = [draw.integers(0, 256, (20, 24, 3), dtype=np.uint8) for _ in range(7)]
-    return [cv2.imencode(".png", one)[1].tobytes() for one in pixels]
+    return [image(seed) for seed in range(7)]
 
 
 def expected(bundle: Path, files: list[bytes], top: int) -> list[list[tuple[str, float]]]:

@@ -8,8 +8,8 @@ import pytest
 from scipy.stats import binomtest
 
 from serving.client import Client
+from tests.noise_images import image
 from tests.serving.in_process import application, listening
-from tests.serving.page_driver import image
 from tests.serving.started import ask as ask_command
 from tests.tiny_bundle import write_of_format_2
 

@@ -16,20 +16,19 @@ import httpx
 import numpy as np
 import pytest
 import torch
-import typer
 from safetensors.numpy import load_file
 from torch import Tensor
-from typer.testing import CliRunner
 
 from data.files import sha256_of
-from launch.commands.index import index as index_command
 from serving.galleries.building import index_collection
 from serving.galleries.collection import open_collection
 from serving.galleries.gallery import Gallery, features_identity, map_matrix
 from serving.galleries.searching import best
 from serving.model import Model
+from tests.noise_images import image
 from tests.serving import in_process
 from tests.serving.in_process import application, refusal
+from tests.serving.started import index_gallery
 from tests.tiny_bundle import WAYS_TO_ASK, write, write_of_texts
 from trainer.bundle.bundle import Bundle
 
@@ -41,11 +40,6 @@ UNUSUAL_NAMES = (
     "[markup].png",
     os.fsdecode(b"\xff.png"),
 )
-
-
-def image(seed: int, height: int = 20, width: int = 30, ending: str = ".png") -> bytes:
-    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return cv2.imencode(ending, pixels)[1].tobytes()
 
 
 def fill(folder: Path, num: int = NUM) -> Path:
@@ -69,18 +63,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def gallery(bundle: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("galleries") / "pets"
-    command(bundle, folder, "-o", path, "--batch-size", "4")
+    index_gallery(bundle, folder, "-o", path, "--batch-size", "4")
     return path
-
-
-def command(*arguments: object) -> str:
-    """Run `kway index` and return its output. The last line is the summary."""
-    app = typer.Typer()
-    app.command()(index_command)
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if result.exception is not None:
-        raise result.exception
-    return result.stderr + result.stdout
 
 
 def summary(output: str) -> int:
@@ -131,10 +115,10 @@ def test_a_gallery_contains_every_readable_image_folder_by_folder(
 def test_a_gallery_that_is_indexed_again_is_replaced(bundle: Path, tmp_path: Path) -> None:
     """A symbolic link to a gallery stays, and its target is replaced."""
     folder, path = fill(tmp_path / "in", 9), tmp_path / "out"
-    command(bundle, folder, "-o", path)
+    index_gallery(bundle, folder, "-o", path)
     (tmp_path / "link").symlink_to("out")
     (folder / "0.png").unlink()
-    assert summary(command(bundle, folder, "-o", tmp_path / "link")) == 13
+    assert summary(index_gallery(bundle, folder, "-o", tmp_path / "link")) == 13
     assert (tmp_path / "link").is_symlink()
     assert len(names(path)) == 13
     assert sorted(one.name for one in tmp_path.iterdir()) == ["in", "link", "out"]
@@ -154,7 +138,7 @@ def test_unreadable_items_are_counted_and_listed(bundle: Path, tmp_path: Path) -
     (folder / "in.png").symlink_to(folder / "0.png")
     (folder / "nowhere.png").symlink_to(folder / "absent.png")
     (folder / "around").symlink_to(folder)
-    output = command(bundle, folder, "-o", path)
+    output = index_gallery(bundle, folder, "-o", path)
     assert summary(output) == len(names(path)) == 12
     assert "in.png" in names(path)
     reasons = unreadable(path)
@@ -185,14 +169,14 @@ def test_items_with_infinite_features_are_omitted(bundle: Path, tmp_path: Path) 
 def test_invalid_collections_and_output_paths_are_rejected(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="empty does not contain any images"):
-        command(bundle, tmp_path / "empty", "-o", tmp_path / "out")
+        index_gallery(bundle, tmp_path / "empty", "-o", tmp_path / "out")
     (tmp_path / "empty" / "a.png").write_bytes(b"x")
     with pytest.raises(ValueError, match=r"to index: a\.png cannot be read \(not an image"):
-        command(bundle, tmp_path / "empty", "-o", tmp_path / "out")
+        index_gallery(bundle, tmp_path / "empty", "-o", tmp_path / "out")
     with pytest.raises(FileNotFoundError, match="is not a folder: the model requires images"):
-        command(bundle, tmp_path / "empty" / "a.png", "-o", tmp_path / "out")
+        index_gallery(bundle, tmp_path / "empty" / "a.png", "-o", tmp_path / "out")
     with pytest.raises(ValueError, match="is not a gallery: pass another path"):
-        command(bundle, tmp_path / "empty", "-o", tmp_path / "empty")
+        index_gallery(bundle, tmp_path / "empty", "-o", tmp_path / "empty")
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 
 
@@ -201,11 +185,11 @@ def test_a_gallery_built_from_another_folder_is_not_overwritten(
 ) -> None:
     moved = fill(tmp_path / "moved", 6)
     path = tmp_path / "out"
-    command(bundle, moved, "-o", path)
+    index_gallery(bundle, moved, "-o", path)
     with pytest.raises(ValueError, match=r"out was created from .*moved, not from .*--force"):
-        command(bundle, folder, "-o", path)
+        index_gallery(bundle, folder, "-o", path)
     moved.rename(tmp_path / "again")
-    command(bundle, tmp_path / "again", "-o", path, "--force")
+    index_gallery(bundle, tmp_path / "again", "-o", path, "--force")
     assert json.loads((path / "gallery.json").read_text())["source"] == str(tmp_path / "again")
 
 
@@ -331,8 +315,8 @@ def test_a_thumbnail_is_a_reduced_image_of_its_item(ask: Ask, bundle: Path, tmp_
         (tmp_path / "in").mkdir(exist_ok=True)
         (tmp_path / "in" / name).write_bytes(cv2.imencode(name[1:], pixels)[1].tobytes())
     (tmp_path / "in" / "d.png").write_bytes(image(1))
-    command(bundle, tmp_path / "in", "-o", tmp_path / "out")
-    command(bundle, tmp_path / "in", "-o", tmp_path / "bare", "--no-thumbnails")
+    index_gallery(bundle, tmp_path / "in", "-o", tmp_path / "out")
+    index_gallery(bundle, tmp_path / "in", "-o", tmp_path / "bare", "--no-thumbnails")
     ask = requester(bundle, big=tmp_path / "out", bare=tmp_path / "bare")
     for index, size in enumerate([(64, 160), (64, 160), (64, 160), (20, 30)]):
         response = ask("GET", f"/v1/galleries/big/items/{index}/thumbnail")
@@ -422,7 +406,7 @@ def test_a_file_of_texts_can_be_indexed(tmp_path: Path) -> None:
     content = "\ufeffa cat\r\nand a dog\n\n猫 🐶\n".encode() + b"\xff\nhund\n"
     content += b"a cat and a dog " * 100 + b"\n" + b"x" * 2_500_000 + b"\n"
     file.write_bytes(content + b"a dog")
-    assert summary(command(bundle, file, "-o", path)) == 7
+    assert summary(index_gallery(bundle, file, "-o", path)) == 7
     reasons = unreadable(path)
     assert reasons["5"] == "invalid UTF-8 at byte 0"
     assert "size of 2500001 bytes exceeds" in reasons["8"]
@@ -441,4 +425,4 @@ def test_a_file_of_texts_can_be_indexed(tmp_path: Path) -> None:
     assert refusal(response) == (404, "no_thumbnail")
 
     with pytest.raises(FileNotFoundError, match="is not a file: the model requires texts"):
-        command(bundle, tmp_path, "-o", path)
+        index_gallery(bundle, tmp_path, "-o", path)

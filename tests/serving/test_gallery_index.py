@@ -20,7 +20,8 @@ from serving.galleries.index import MAX_HITS
 from serving.galleries.searching import Galleries, Page
 from serving.model import Model
 from serving.schemas import Hits
-from tests.serving.test_galleries import command, fill, requester, search
+from tests.serving.started import index_gallery
+from tests.serving.test_galleries import fill, requester, search
 from tests.tiny_bundle import DIM, NAMES, write
 from trainer.bundle.bundle import Bundle
 
@@ -196,7 +197,7 @@ def test_an_error_names_a_damaged_index(
 
 def test_the_server_states_the_recall_and_whether_a_search_was_exact(tmp_path: Path) -> None:
     bundle = write(tmp_path / "pets")
-    output = command(bundle, fill(tmp_path / "in"), "-o", tmp_path / "out", "--index")
+    output = index_gallery(bundle, fill(tmp_path / "in"), "-o", tmp_path / "out", "--index")
     assert "approximate index of 1 lists, of which a search reads 1; recall 1.000 at 10" in output
     ask = requester(bundle, pets=tmp_path / "out")
     (described,) = ask("GET", "/v1/galleries").json()["galleries"]

@@ -13,8 +13,8 @@ import pytest
 from fastapi import FastAPI
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 
+from tests.noise_images import image
 from tests.serving.in_process import application, ask, listening
-from tests.serving.page_driver import image
 from tests.tiny_bundle import NAMES, write, write_of_texts
 
 MAX_INPUTS, MAX_CLASSES, MAX_CHARS = 4, 5, 300

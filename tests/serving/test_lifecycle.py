@@ -28,6 +28,7 @@ from serving.on_uvicorn import Application
 from serving.tokens import Clients
 from serving.versions import ServedModel
 from tests.dispositions import ignored, is_ignored
+from tests.noise_images import image
 from tests.serving.in_process import (
     Call,
     Recorder,
@@ -37,7 +38,6 @@ from tests.serving.in_process import (
     occupied,
     refusal,
 )
-from tests.serving.page_driver import image
 from tests.serving.started import end, start
 from tests.system.processes import ROOT
 from tests.waiting import wait_until

@@ -8,17 +8,15 @@ from typing import Any
 
 import httpx
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from launch.commands.index import index as index_command
 from serving.answer import make_query, threshold_of
 from serving.client import Client
 from serving.config import ServingConfig
 from serving.replica import checked
+from tests.noise_images import image
 from tests.serving.in_process import application, ask, listening, refusal
-from tests.serving.page_driver import image
 from tests.serving.published import ADDED, REMOVED, Published, serving
+from tests.serving.started import index_gallery
 from tests.tiny_bundle import NAMES, WAYS_TO_ASK, write, write_of_texts
 from trainer.bundle.bundle import Bundle
 
@@ -89,10 +87,7 @@ def test_tensors_cannot_express_a_missing_verdict(bundle: Path) -> None:
 def test_a_search_for_a_class_without_the_required_promise_has_no_hits(tmp_path: Path) -> None:
     bundle, lines = write_of_texts(tmp_path / "texts"), tmp_path / "lines.txt"
     lines.write_text("a cat\na dog\nund hund\n")
-    app = typer.Typer()
-    app.command()(index_command)
-    arguments = [str(bundle), str(lines), "-o", str(tmp_path / "gallery")]
-    assert CliRunner().invoke(app, arguments).exit_code == 0
+    index_gallery(bundle, lines, "-o", tmp_path / "gallery")
     api = application(bundle, galleries={"lines": str(tmp_path / "gallery")})
     body = {"classes": ["#5"], "recall": 0.9, "require": "guaranteed"}
     (found,) = ask(api, "POST", "/v1/galleries/lines/search", json=body).json()["results"]

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import cv2
 import numpy as np
 import pytest
 import torch
@@ -22,6 +21,7 @@ from serving.api_error import ApiError
 from serving.batching import Batcher
 from serving.metrics import BUCKETS, Metrics, Prometheus
 from serving.model import Model
+from tests.noise_images import image
 from tests.tiny_bundle import NAMES, tiny_backbone, write
 from trainer.bundle.spec import LossSpec
 
@@ -31,13 +31,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return Model.open(write(tmp_path_factory.mktemp("bundles") / "pets"))
 
 
-def photo(height: int, width: int, seed: int = 0) -> bytes:
-    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return cv2.imencode(".png", pixels)[1].tobytes()
-
-
 def test_answers_equal_the_logits_of_the_full_classifier_on_evaluation_pixels(model: Model) -> None:
-    files = [photo(20, 33, seed) for seed in range(3)]
+    files = [image(seed, 20, 33) for seed in range(3)]
     found = model.answer(
         [model.prepare(file) for file in files],
         make_query(model.bundle, ["samoyed", 0], threshold=0.1),
@@ -57,23 +52,25 @@ def test_answers_equal_the_logits_of_the_full_classifier_on_evaluation_pixels(mo
 
 def test_a_recall_selects_the_thresholds_stored_in_the_bundle(model: Model) -> None:
     query = make_query(model.bundle, ["malamute", "7"], recall=0.9)
-    own, pooled = model.answer([model.prepare(photo(9, 9))], query).results[0].verdicts
+    own, pooled = model.answer([model.prepare(image(0, 9, 9))], query).results[0].verdicts
     assert (own.threshold, own.threshold_source, own.match) == (1.0, "guaranteed", own.score >= 1.0)
     assert (pooled.threshold, pooled.threshold_source) == (0.5, "pooled")
 
 
 def test_a_score_that_equals_the_threshold_is_a_match(model: Model) -> None:
-    prepared = [model.prepare(photo(9, 9))]
+    prepared = [model.prepare(image(0, 9, 9))]
     score = model.answer(prepared, make_query(model.bundle, [0])).results[0].verdicts[0].score
     answer = model.answer(prepared, make_query(model.bundle, [0], threshold=score))
     assert answer.results[0].verdicts[0].match
 
 
 def test_every_answer_from_an_unaligned_model_has_a_notice(tmp_path: Path, model: Model) -> None:
-    assert model.answer([model.prepare(photo(9, 9))], make_query(model.bundle, [0])).notice is None
+    assert (
+        model.answer([model.prepare(image(0, 9, 9))], make_query(model.bundle, [0])).notice is None
+    )
     write(tmp_path / "b", changes={"loss": {"kind": "ce", "aligned": False}})
     other = Model.open(tmp_path / "b")
-    found = other.answer([other.prepare(photo(9, 9))], make_query(other.bundle, [0]))
+    found = other.answer([other.prepare(image(0, 9, 9))], make_query(other.bundle, [0]))
     assert not found.aligned
     assert "trained with ce" in str(found.notice)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from serving.client import Client
+from tests.noise_images import image
 from tests.serving.in_process import application, listening
-from tests.serving.page_driver import image
 from tests.system.processes import ROOT
 from tests.tiny_bundle import NAMES, write
 from tests.waiting import wait_until

@@ -11,12 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-import typer
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
 from data.files import sha256_of
-from launch.commands.index import index as index_command
 from serving.config import ServingConfig
 from serving.metrics import RELOADS, Metrics
 from serving.model import Model
@@ -31,6 +28,7 @@ from tests.serving.published import (
     serving,
     write_versions,
 )
+from tests.serving.started import index_gallery
 from tests.tiny_bundle import write, write_of_texts
 from tests.waiting import wait_until
 from trainer.bundle.bundle import Bundle
@@ -160,10 +158,7 @@ def test_a_version_that_is_published_while_another_one_is_being_loaded_is_served
 def build_gallery(bundle: Path, texts: list[str], gallery: Path) -> Path:
     lines = gallery.with_name("lines.txt")
     lines.write_text("\n".join(texts) + "\n")
-    app = typer.Typer()
-    app.command()(index_command)
-    result = CliRunner().invoke(app, [str(bundle), str(lines), "-o", str(gallery)])
-    assert result.exception is None, result.output
+    index_gallery(bundle, lines, "-o", gallery)
     return gallery
 
 

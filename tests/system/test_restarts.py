@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.shards import glyph_recipe
-from tests.system.processes import ROOT, write_recipe
+from tests.system.conftest import logging_recipe
+from tests.system.processes import ROOT
 from tests.system.runs import launched, losses
 
 TAR = "train-000000.tar"
@@ -17,17 +17,7 @@ TAR = "train-000000.tar"
 
 @pytest.fixture
 def recipe(glyphs: Path, tmp_path: Path) -> Path:
-    return write_recipe(
-        tmp_path,
-        glyph_recipe(
-            glyphs,
-            tmp_path / "unused",
-            train__duration={"steps": 30},
-            checkpoint={"every": {"steps": 3}},
-            telemetry={"log_every": 1},
-            data__workers=1,
-        ),
-    )
+    return logging_recipe(glyphs, tmp_path, steps=30, save_every=3)
 
 
 def test_ranks_restart_after_a_kill_and_log_every_step_once(recipe, tmp_path):

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
 
+from heads.dtensors import local, sharded_rows
 from tests.ranks import rank_world
 from trainer.checkpoints import Checkpoint, CheckpointWriter, find_checkpoint, load_tensors
 from trainer.checkpoints.folders import step_folder
@@ -42,34 +42,16 @@ def entries_at(step: int, world: World) -> dict[str, Tensor]:
             chunks = full.chunk(mesh.size()) if len(full) else ()
             index = mesh.get_local_rank()
             mine = chunks[index] if index < len(chunks) else full[:0]
-            entries[name] = DTensor.from_local(
-                mine.clone(),
-                mesh,
-                [Shard(0)],
-                shape=full.shape,
-                stride=full.stride(),
-            )
+            entries[name] = sharded_rows(mine.clone(), mesh, full.shape)
     return entries
-
-
-def local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def as_bits(entries: dict[str, Tensor]) -> dict[str, np.ndarray]:
     """Return the bytes of this rank's part of every entry."""
     return {
-        name: local(tensor).contiguous().view(-1).view(torch.uint8).numpy().copy()
-        if local(tensor).ndim
-        else local(tensor).reshape(1).view(torch.uint8).numpy().copy()
+        name: local(tensor).contiguous().reshape(-1).view(torch.uint8).numpy().copy()
         for name, tensor in entries.items()
     }
-
-
-def same_bits(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
-    return one.keys() == other.keys() and all(
-        np.array_equal(value, other[name]) for name, value in one.items()
-    )
 
 
 def config(*, in_background: bool = True, **options: Any) -> CheckpointConfig:
@@ -118,5 +100,8 @@ def verify_newest(root: Path) -> tuple[int | None, list[str]]:
     if checkpoint is None:
         return None, rejected
     loaded = as_bits(load_into_zeros(checkpoint, world))
-    assert same_bits(loaded, as_bits(entries_at(checkpoint.step, world))), checkpoint.folder
+    expected = as_bits(entries_at(checkpoint.step, world))
+    assert loaded.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(loaded[name], value, err_msg=f"{checkpoint.folder} {name}")
     return checkpoint.step, rejected

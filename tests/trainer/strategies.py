@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from tests.trainer.checkpoint_runs import save_checkpoint
-from tests.trainer.training import clip_gradients, full_entries, share, started, take_steps
-from trainer.checkpoints import find_checkpoint, load_tensors
-from trainer.checkpoints.entries import create_moments, restore_training, training_entries
+from tests.trainer.training import clip_gradients, full_entries, resume, share, started, take_steps
+from trainer.checkpoints.entries import training_entries
 from trainer.step import compute_gradients
 
 STRATEGIES: list[dict[str, Any]] = [
@@ -89,13 +88,7 @@ def saved_with_each(shards: Path, root: Path, strategies: list[int]) -> dict[int
 def resumed(shards: Path, root: Path, class_ranks: int | None, changes: dict[str, Any]) -> Trained:
     """Resume from the checkpoint that `saved` wrote, and train the two steps that follow it."""
     task = started(shards, class_ranks, **changes)
-    checkpoint, rejected = find_checkpoint(root, task.world)
-    assert checkpoint is not None
-    assert not rejected
-    create_moments(task)
-    entries = training_entries(task)
-    load_tensors(checkpoint, entries, task.world)
-    restore_training(task, entries)
+    resume(task, root)
     return take_steps(task, 2, first=3), full_entries(task)
 
 

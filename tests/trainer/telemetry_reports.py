@@ -1,6 +1,5 @@
 """Telemetry opened as the trainer opens it, and its outputs."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import httpx
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.system.runs import read_lines
 from trainer.config import TelemetryConfig
 from trainer.telemetry.phases import Phases
 from trainer.telemetry.telemetry import Telemetry
@@ -50,7 +50,7 @@ def telemetry(
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return read_lines(folder / "metrics.jsonl")
 
 
 def scraped(report: Telemetry) -> dict[str, float]:

@@ -7,11 +7,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from scipy.stats import binomtest
 from torch import Tensor
 from transformers import AutoTokenizer
 
@@ -30,14 +28,12 @@ from tests.tiny_bundle import (
     tiny_text_backbone,
     tiny_tokenizer,
     write,
-    write_of_format_2,
     write_of_format_4,
     write_of_texts,
 )
 from trainer.bundle import writing
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.spec import LossSpec
-from trainer.bundle.thresholds import Share, Threshold
 from trainer.bundle.writing import rewrite_bundle
 
 
@@ -144,36 +140,12 @@ def test_a_class_without_positives_uses_the_pooled_threshold(written: Path) -> N
     assert (bundle.positives(2), bundle.positives(6)) == (5, 0)
     own, pooled, nothing = (bundle.threshold(*at) for at in ((2, 0.9), (6, 0.9), (6, 0.99)))
     assert (own.score, own.kind) == (2.0, "guaranteed")
+    shrunk = bundle.threshold(5, 0.9)
+    assert (shrunk.score, shrunk.kind, shrunk.below_pooled) == (5.0, "shrunk", None)
     assert (pooled.score, pooled.kind, pooled.below_pooled) == (0.5, "pooled", 0.25)
     assert (nothing.score, nothing.kind, nothing.precision) == (None, None, None)
     with pytest.raises(ValueError, match=r"no thresholds for recall 0.5, .*: 0.9, 0.99"):
         bundle.threshold(0, 0.5)
-
-
-def test_a_threshold_states_its_kind_pass_rate_and_expected_precision(written: Path) -> None:
-    bundle = Bundle.open(written)
-    own, shrunk, pooled = (bundle.threshold(j, 0.9) for j in (2, 5, 6))
-    assert (own.score, own.kind, own.confidence) == (2.0, "guaranteed", 0.9)
-    assert (own.class_samples, own.class_reached, own.all_reached) == (5, 5, 8)
-    assert own.precision is not None
-    assert own.precision.estimate == 5 / 8
-    interval = binomtest(5, 8).proportion_ci(0.9, "wilson")
-    assert (own.precision.low, own.precision.high) == pytest.approx(interval)
-    assert own.pass_rate == Share(*np.array([0.95, 0.91, 1.0], np.float32).tolist())
-    assert (shrunk.score, shrunk.kind, shrunk.below_pooled) == (5.0, "shrunk", None)
-    # Without validation samples of the class, its precision is unknown.
-    assert (pooled.kind, pooled.precision, pooled.class_samples) == ("pooled", None, 0)
-    assert pooled.pass_rate == Share(*np.array([0.9, 0.7, 0.98], np.float32).tolist())
-
-
-def test_validation_counts_are_unknown_for_a_bundle_in_format_2(tmp_path: Path) -> None:
-    nothing = {"pass_rate": None, "precision": None, "class_reached": None, "all_reached": None}
-    with Bundle.open(write_of_format_2(tmp_path / "b")) as bundle:
-        bundle.verify()
-        assert bundle.threshold(2, 0.9) == Threshold(
-            2.0, "empirical", 0.9, class_samples=5, **nothing
-        )
-        assert bundle.threshold(6, 0.9) == Threshold(0.5, "pooled", 0.9, class_samples=0, **nothing)
 
 
 def test_thresholds_in_format_4_promise_nothing(tmp_path: Path) -> None:

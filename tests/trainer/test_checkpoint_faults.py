@@ -23,7 +23,7 @@ import torch
 from serving.addresses import free_port
 from tests.faults.sitecustomize import error as failing
 from tests.faults.sitecustomize import inject
-from tests.ranks import RankError, forked, rank_world, run_on_ranks
+from tests.ranks import RankError, forked, rank_world, run_on_ranks, running, set_rank
 from tests.trainer.checkpoint_mutations import seal_file, tensor_files
 from tests.trainer.checkpoint_runs import (
     config,
@@ -248,7 +248,7 @@ def test_verification_may_take_longer_than_the_timeout_of_collectives(tmp_path):
     save_steps(tmp_path, [1, 2])
     file = tensor_files(tmp_path / "step-00000002")[0]
     file.write_bytes(file.read_bytes()[:-1] + b"x")
-    one, other = run_on_ranks(2, find_within, 1.5, tmp_path)
+    one, other = run_on_ranks(2, find_within, 4.0, tmp_path)
     assert one == other
     step, rejected = one
     assert step == 1
@@ -301,8 +301,7 @@ def test_an_unreadable_file_has_the_same_consequence_on_every_rank(faults, outco
 
 def find_and_exit(rank: int, port: int, root: Path, output: Path) -> None:
     """Rank 0 hosts the store and polls it more often than rank 1, which cannot open its file."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank))
+    set_rank(rank, 2, port)
     verification._LONGEST_POLL_SECONDS = 4.0 if rank else 0.01
 
     def fail_late() -> None:
@@ -327,14 +326,9 @@ def test_a_failed_verification_has_the_same_error_if_the_host_of_the_store_exits
         forked(find_and_exit, rank, port, tmp_path / "checkpoints", output)
         for rank, output in enumerate(outputs)
     ]
-    for process in ranks:
-        process.start()
-    try:
+    with running(ranks):
         for process in ranks:
             process.join(60)
-    finally:
-        for process in ranks:
-            process.kill()
     one, other = (output.read_text() for output in outputs)
     assert one == other
     assert "rank 0 can open it, but rank 1 cannot" in one

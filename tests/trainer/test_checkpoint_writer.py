@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from benchmarks.timing import resident, restart_high_water_mark
 from tests.ranks import rank_world, run_on_ranks
 from tests.trainer.checkpoint_mutations import tensor_files
 from tests.trainer.checkpoint_runs import config, save_checkpoint, save_steps, verify_newest
@@ -98,18 +99,11 @@ def test_collectives_of_saving_and_training_do_not_interleave(tmp_path):
 def highest_memory_of_saves(root: Path, in_background: bool, num_bytes: int) -> int:
     """Return the peak additional memory of three saves, in bytes."""
     entries = {f"weight.{number}": torch.ones(num_bytes // 16) for number in range(4)}
-    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
-    before = memory("VmRSS")
+    before = restart_high_water_mark()
     with writer_of(root, in_background=in_background) as writer:
         for step in range(1, 4):
             writer.save(entries, {"step": step})
-    return memory("VmHWM") - before
-
-
-def memory(what: str) -> int:
-    found = re.search(rf"{what}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) * 1024
+    return resident("VmHWM") - before
 
 
 @needs_proc

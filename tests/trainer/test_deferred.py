@@ -4,7 +4,6 @@ the host does not wait for them.
 On a CPU, `train.synchronous: false` runs the code for GPUs.
 """
 
-import json
 import math
 import os
 import signal
@@ -23,10 +22,10 @@ from data.loading.batch import Mixed
 from heads.engine.inputs import NOTHING_COUNTS
 from serving.addresses import free_port
 from tests.host_reads import host_reads
-from tests.ranks import forked, run_on_ranks
+from tests.ranks import forked, run_on_ranks, running, set_rank
 from tests.shards import glyph_recipe
 from tests.system.processes import write_recipe
-from tests.system.runs import losses
+from tests.system.runs import losses, read_lines
 from tests.trainer.training import full_entries, share, started
 from trainer.__main__ import main
 from trainer.agreement import Agreement
@@ -241,8 +240,7 @@ def break_steps(monkeypatch: pytest.MonkeyPatch, *broken: int) -> None:
 def records(run: Path) -> list[dict[str, Any]]:
     """Return the records of a run, except those of checkpoints, which are written in the
     background."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    lines = [line for line in lines if line["event"] != "checkpoint"]
+    lines = [line for line in read_lines(run / "metrics.jsonl") if line["event"] != "checkpoint"]
     names = ("event", "step", "loss", "gradient_norm", "skipped_steps", "top1")
     return [{name: line[name] for name in names if name in line} for line in lines]
 
@@ -275,8 +273,8 @@ def test_a_run_logs_saves_and_skips_the_same_steps(glyphs, tmp_path, monkeypatch
         found[synchronous] = records(run)
         saved = {path.name for path in (run / "checkpoints").iterdir()}
         assert {"step-00000004", "step-00000008"} <= saved
-        lines = (run / "nonfinite-rank0.jsonl").read_text().splitlines()
-        assert [json.loads(line)["step"] for line in lines] == [2, 6]
+        skipped = read_lines(run / "nonfinite-rank0.jsonl")
+        assert [line["step"] for line in skipped] == [2, 6]
     assert_same_records(found[False], found[True])
 
 
@@ -323,8 +321,8 @@ def test_an_error_between_steps_does_not_lose_the_outstanding_step(
     assert main([recipe]) == 2
     assert "the disk failed" in capsys.readouterr().err
     assert sorted(losses(run)) == [1, 2, 3]
-    (skipped_step,) = (run / "nonfinite-rank0.jsonl").read_text().splitlines()
-    assert json.loads(skipped_step)["step"] == 3
+    (skipped,) = read_lines(run / "nonfinite-rank0.jsonl")
+    assert skipped["step"] == 3
 
 
 class NeverReached:
@@ -339,8 +337,7 @@ def lose_rank_1(rank: int, port: int, recipe: str, output: Path) -> None:
     its device."""
     with output.open("w") as file:
         os.dup2(file.fileno(), 2)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), LOCAL_RANK=str(rank))
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+    set_rank(rank, 2, port)
 
     def take(task: Task, *args: Any, step: int, **options: Any) -> Any:
         if rank == 0 and step == 3:
@@ -372,19 +369,13 @@ def test_a_rank_that_waits_for_its_device_exits_if_another_rank_is_lost(
         mode: two_ranks(mode, glyphs, tmp_path / mode, free_port("127.0.0.1", 0)) for mode in modes
     }
     ranks = [process for pair in pairs.values() for process in pair]
-    try:
-        for process in ranks:
-            process.start()
+    with running(ranks):
         for process in ranks:
             process.join(60)
         for mode, pair in pairs.items():
             assert [process.exitcode for process in pair] == [1, -signal.SIGKILL], mode
             output = (tmp_path / mode / "0").read_text()
             assert output == "error: rank 0: another rank exited during a step\n", mode
-    finally:
-        for process in ranks:
-            process.kill()
-            process.join(60)
 
 
 def test_labels_outside_the_classes_are_found_before_they_are_copied(glyphs: Path) -> None:

@@ -11,9 +11,8 @@ from torch.distributed.tensor import DTensor
 from heads.dtensors import local, sharded_rows
 from tests.ranks import run_on_ranks
 from tests.trainer.checkpoint_runs import save_checkpoint
-from tests.trainer.training import full_entries, started, take_steps
-from trainer.checkpoints import find_checkpoint
-from trainer.checkpoints.entries import create_moments, load_entries, training_entries
+from tests.trainer.training import full_entries, resume, started, take_steps
+from trainer.checkpoints.entries import training_entries
 
 CHANGES = {"optimizer": {"kind": "adamw"}, "train__ema": {}, "head__weights__kind": "vtree"}
 
@@ -44,11 +43,7 @@ def save_in_the_old_format(shards: Path, root: Path) -> dict[str, np.ndarray]:
 
 def load(shards: Path, root: Path, **changes: Any) -> dict[str, np.ndarray]:
     task = started(shards, None, **CHANGES, **changes)
-    checkpoint, rejected = find_checkpoint(root, task.world)
-    assert checkpoint is not None
-    assert not rejected
-    create_moments(task)
-    load_entries(checkpoint, training_entries(task), task.world)
+    resume(task, root)
     return full_entries(task)
 
 

@@ -10,11 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from data.images.decode import decode, for_evaluation
-from data.shards.split import open_split
 from tests.heads.cases import naive_logits, naive_rows
 from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe
+from tests.trainer.training import held_out, train_on_ranks
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.export import export_run
 from trainer.config import Recipe
@@ -36,11 +35,6 @@ CASES = {
 }
 
 
-def train_all(recipes: list[Recipe]) -> None:
-    for recipe in recipes:
-        train(recipe, rank_world())
-
-
 @pytest.fixture(scope="module")
 def trained(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recipe]:
     """Runs of the cases: the first one on a single rank, and the others on two."""
@@ -57,18 +51,8 @@ def trained(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     }
     first, *others = recipes.values()
     train(first, rank_world())
-    run_on_ranks(2, train_all, others)
+    run_on_ranks(2, train_on_ranks, others)
     return recipes
-
-
-def held_out(shards: Path, recipe: Recipe) -> tuple[dict[str, Tensor], np.ndarray]:
-    """Return all images of the test split as one batch, and their labels."""
-    with open_split(shards, "test") as split:
-        images = [
-            for_evaluation(decode(split.read(i)[0], 1), recipe.data.image)
-            for i in range(len(split))
-        ]
-        return {"pixel_values": torch.from_numpy(np.stack(images))}, split.labels.copy()
 
 
 def bundle_logits(bundle: Bundle, inputs: dict[str, Tensor]) -> np.ndarray:

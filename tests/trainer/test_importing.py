@@ -61,18 +61,6 @@ def test_a_classifier_whose_hidden_size_equals_the_number_of_classes_is_imported
         assert imported(folder).difference < 1e-5
 
 
-def test_the_command_imports_a_model_and_names_the_next_step(tmp_path, kway: Kway, capsys):
-    save_image_classifier(tmp_path / "model")
-    assert kway("import", tmp_path / "model", "-o", tmp_path / "bundle") == 0
-    shown = capsys.readouterr()
-    assert "ViTForImageClassification, 5 classes" in shown.out
-    assert "3 classes without a unique name" in shown.out
-    assert f"kway serve {tmp_path / 'bundle'}" in shown.out
-    assert "Loading weights" not in shown.err
-    assert kway("import", tmp_path / "model", "-o", tmp_path / "bundle") == 2
-    assert "already exists" in capsys.readouterr().err
-
-
 # ---- rejected models ----
 
 
@@ -136,6 +124,7 @@ def test_a_model_that_cannot_be_imported_is_rejected_in_one_line(
 ):
     save_image_classifier(tmp_path / "model")
     spoil(tmp_path / "model")
+    capsys.readouterr()  # transformers reports the progress of saving
     assert kway("import", tmp_path / "model", "-o", tmp_path / "bundle") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert re.search(reason, line), line

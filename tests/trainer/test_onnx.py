@@ -5,13 +5,12 @@ import logging
 import shutil
 from pathlib import Path
 
-import cv2
-import numpy as np
 import pytest
 from torch import Tensor
 
 from serving.answer import make_query
 from serving.model import Model
+from tests.noise_images import image
 from tests.tiny_bundle import (
     IMAGE,
     WAYS_TO_ASK,
@@ -45,10 +44,7 @@ def of_texts(path: Path) -> Path:
 
 
 def images() -> list[bytes]:
-    draw = np.random.default_rng(0)
-    sizes = [(20, 33), (16, 16), (40, 21)]
-    drawn = [draw.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes]
-    return [cv2.imencode(".png", one)[1].tobytes() for one in drawn]
+    return [image(0, *size) for size in ((20, 33), (16, 16), (40, 21))]
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 right tensors."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -99,24 +98,15 @@ def test_weight_decay_applies_to_matrices_and_the_head_but_not_to_vectors(config
     before = {name: p.detach().clone() for name, p in network.named_parameters()}
     for parameter in network.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    step_all(config, network)
+    of_backbone = [
+        parameter
+        for name, parameter in network.named_parameters()
+        if parameter.requires_grad and not name.startswith("head.")
+    ]
+    build_optimizer(config, of_backbone).step()
+    build_head_optimizer(config, network["head"]).step()
     decayed = {"linear.weight", "conv.weight", "head.weight", "head.bias"}
     for name, parameter in network.named_parameters():
         share = 0.95 if name in decayed else 1.0
         torch.testing.assert_close(parameter.detach(), share * before[name], msg=name)
     assert any(before[name].any() for name in before.keys() - decayed)
-
-
-def backbone_parameters(network: nn.Module) -> list[nn.Parameter]:
-    return [
-        parameter
-        for name, parameter in network.named_parameters()
-        if parameter.requires_grad and not name.startswith("head.")
-    ]
-
-
-def step_all(config: Any, network: nn.Module) -> None:
-    build_optimizer(config, backbone_parameters(network)).step()
-    head = build_head_optimizer(config, network["head"])
-    assert head is not None
-    head.step()

@@ -1,9 +1,5 @@
 """Real out-of-memory errors and the suggestions for them."""
 
-import gc
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from heads.build import build_head
-from heads.config import HeadConfig
 from heads.similarity import similarity
 from tests.shards import glyph_recipe
 from trainer.config import Recipe
@@ -67,51 +61,6 @@ def test_settings_of_the_head_are_suggested_for_an_error_in_the_head() -> None:
         assert f"; try head.memory_mib={half}, then " in line
 
 
-def test_a_head_too_large_to_build_does_not_suggest_smaller_batches() -> None:
-    def build() -> None:
-        build_head(
-            HeadConfig(),
-            dim=2**48,
-            num_classes=4,
-            label_vectors=None,
-            mesh=None,
-            seed=0,
-            device=torch.device("cpu"),
-        )
-
-    with pytest.raises(RuntimeError, match="can't allocate memory") as caught:
-        build()
-    assert is_out_of_memory(caught.value)
-    line = advice(caught.value, _recipe(train__class_group="node"), _CUDA)
-    assert "ran out of memory in building: " in line
-    fixes = "train.class_group=world, then train.strategy.kind=fsdp, then head.dtype=bf16"
-    assert f"; try {fixes}" in line
-
-
-@contextmanager
-def _no_more_memory() -> Iterator[None]:
-    """Limit the memory of this process to 16 MiB more than it uses now."""
-    gc.collect()  # memory that is freed later would not count as used
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (16 << 20), before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
-
-
-def test_the_message_contains_the_phase() -> None:
-    weights = torch.nn.Parameter(torch.ones(2**26))
-    weights.grad = torch.ones(2**26)
-    act = torch.optim.AdamW([weights]).step
-    with _no_more_memory(), pytest.raises(RuntimeError) as caught:
-        act()
-    assert is_out_of_memory(caught.value)
-    line = advice(caught.value, _recipe(), _CPU)
-    assert line.startswith("the machine ran out of memory in optimizer: ")
-
-
 def test_the_cheapest_changes_are_suggested_first() -> None:
     assert advice(_cuda_error(), _recipe(), _CUDA) == (
         "cuda device 0 ran out of memory in step: CUDA out of memory. Tried to allocate 2.00 GiB.; "
@@ -130,11 +79,6 @@ def test_settings_in_use_are_not_suggested() -> None:
     )
     line = advice(_cuda_error(), recipe, _CUDA)
     assert line.endswith("; try train.class_group=world, then train.strategy.stage=2")
-
-
-def test_running_out_of_host_memory_in_a_cuda_run_suggests_fewer_loader_workers_first() -> None:
-    line = advice(MemoryError(), _recipe(data__workers=8), _CUDA)
-    assert "the machine ran out of memory in step: MemoryError; try data.workers=4, then " in line
 
 
 def test_options_of_kway_eval_are_suggested_for_an_evaluation() -> None:

@@ -11,6 +11,7 @@ from data.loading.batch import Cursor
 from tests.ranks import run_on_ranks
 from tests.shards import glyph_recipe
 from tests.system.processes import write_recipe
+from tests.system.runs import read_lines
 from tests.trainer.checkpoint_mutations import reseal
 from tests.trainer.checkpoint_runs import save_checkpoint
 from tests.trainer.training import full_entries, started, take_steps
@@ -36,6 +37,10 @@ def state_of(task, step: int) -> TrainState:
     )
 
 
+def save(folder: RunFolder, task: Task, state: TrainState) -> None:
+    save_checkpoint(folder.checkpoints, training_entries(task), state.to_json(), task.world, keep=1)
+
+
 def resume_run(folder: RunFolder, task: Task) -> tuple[TrainState, list[Event]]:
     start = replace(state_of(task, 0), origin=provenance(task.recipe))
     return resume(folder, task, start, task.world, length=RunLength(9, 9, 1))
@@ -45,7 +50,7 @@ def test_a_run_resumes_from_before_its_first_update(glyphs, tmp_path):
     """If every step so far was skipped, the optimizer has no moments yet."""
     folder, task = RunFolder(tmp_path), started(glyphs)
     state = state_of(task, 1)
-    save_checkpoint(folder.checkpoints, training_entries(task), state.to_json(), task.world, keep=1)
+    save(folder, task, state)
     again = started(glyphs)
     state, notices = resume_run(folder, again)
     assert (state.step, notices) == (1, [])
@@ -56,7 +61,7 @@ def test_a_run_resumes_with_its_weights_and_moments(glyphs, tmp_path):
     folder, task = RunFolder(tmp_path), started(glyphs)
     take_steps(task, 2)
     state, expected = state_of(task, 2), full_entries(task)
-    save_checkpoint(folder.checkpoints, training_entries(task), state.to_json(), task.world, keep=1)
+    save(folder, task, state)
     again = started(glyphs)
     resume_run(folder, again)
     found = full_entries(again)
@@ -70,14 +75,14 @@ def test_an_fp16_run_resumes_with_its_loss_scale(glyphs, tmp_path):
     folder, task = RunFolder(tmp_path), started(glyphs, train__precision="fp16")
     task.loss_scale.restore({"value": 8.0, "good_steps": 3})
     state = state_of(task, 1)
-    save_checkpoint(folder.checkpoints, training_entries(task), state.to_json(), task.world, keep=1)
+    save(folder, task, state)
     again = started(glyphs, train__precision="fp16")
     resume_run(folder, again)
     assert again.loss_scale.to_json() == {"value": 8.0, "good_steps": 3}
 
 
 def lines(run: Path, event: str) -> list[int]:
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    records = read_lines(run / "metrics.jsonl")
     return [record["step"] for record in records if record["event"] == event]
 
 
@@ -93,7 +98,7 @@ def test_a_rejected_start_does_not_change_the_stored_recipe(glyphs, tmp_path, ca
 
 def changed(run: Path) -> dict[str, tuple[str, str]]:
     """Return the old and new values in the `changed` events of a run, keyed by setting."""
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    records = read_lines(run / "metrics.jsonl")
     return {r["key"]: (r["old"], r["new"]) for r in records if r["event"] == "changed"}
 
 

@@ -14,14 +14,10 @@ from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe
 from tests.system.processes import write_recipe
 from tests.trainer.checkpoint_runs import save_checkpoint
-from tests.trainer.training import full_array, share, started, take_steps
+from tests.trainer.training import full_array, resume, share, started, take_steps
 from trainer.__main__ import main
 from trainer.bundle.export import export_run
-from trainer.checkpoints import find_checkpoint
 from trainer.checkpoints.entries import (
-    create_moments,
-    load_entries,
-    restore_training,
     training_entries,
 )
 from trainer.optimizers import rounded
@@ -180,13 +176,7 @@ def load(shards: Path, root: Path, cases: list[dict[str, Any]]) -> list[Any]:
     found = []
     for number, changes in enumerate(cases):
         task = started(shards, None, train__global_batch=12, **changes)
-        checkpoint, rejected = find_checkpoint(root / str(number), task.world)
-        assert checkpoint is not None
-        assert not rejected
-        create_moments(task)
-        entries = training_entries(task)
-        load_entries(checkpoint, entries, task.world)
-        restore_training(task, entries)
+        resume(task, root / str(number))
         found.append(_next_step(task))
         task.strategy.close()
     return found

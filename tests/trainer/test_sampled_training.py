@@ -15,15 +15,12 @@ from launch.plan.plan import classes_of_shards
 from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe
 from tests.system.runs import losses, samples_by_step
+from tests.trainer.training import train_on_ranks
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.export import export_run
 from trainer.config import Recipe
 from trainer.evaluation import load_evaluation
 from trainer.train import train
-
-
-def train_on_a_rank(recipe: Recipe) -> None:
-    train(recipe, rank_world())
 
 
 def sorted_ids(run: Path) -> dict[int, list[int]]:
@@ -44,8 +41,8 @@ def sampled_recipe(shards: Path, run: Path, *, steps: int, **changes: Any) -> Re
 def test_a_run_resumed_mid_epoch_on_another_number_of_ranks_trains_on_the_same_batches(
     glyphs: Path, tmp_path: Path
 ) -> None:
-    run_on_ranks(2, train_on_a_rank, sampled_recipe(glyphs, tmp_path / "resumed", steps=3))
-    run_on_ranks(3, train_on_a_rank, sampled_recipe(glyphs, tmp_path / "resumed", steps=6))
+    run_on_ranks(2, train_on_ranks, [sampled_recipe(glyphs, tmp_path / "resumed", steps=3)])
+    run_on_ranks(3, train_on_ranks, [sampled_recipe(glyphs, tmp_path / "resumed", steps=6)])
     train(sampled_recipe(glyphs, tmp_path / "whole", steps=6), rank_world())
     batches = sorted_ids(tmp_path / "whole")
     assert sorted_ids(tmp_path / "resumed") == batches
@@ -77,7 +74,7 @@ def mixed_recipe(glyphs: Path, more: Path, run: Path, *, steps: int, weight: flo
 def test_a_mixture_is_trained_resumed_on_other_ranks_evaluated_exported_and_planned(
     glyphs: Path, more_glyphs: Path, tmp_path: Path
 ) -> None:
-    run_on_ranks(2, train_on_a_rank, mixed_recipe(glyphs, more_glyphs, tmp_path / "run", steps=3))
+    run_on_ranks(2, train_on_ranks, [mixed_recipe(glyphs, more_glyphs, tmp_path / "run", steps=3)])
     recipe = mixed_recipe(glyphs, more_glyphs, tmp_path / "run", steps=6)
     train(recipe, rank_world())
     train(mixed_recipe(glyphs, more_glyphs, tmp_path / "whole", steps=6), rank_world())

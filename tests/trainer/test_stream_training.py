@@ -11,6 +11,7 @@ from data.shards.split import open_split
 from launch.commands.evaluate import evaluate
 from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe
+from tests.trainer.training import train_on_ranks
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.export import export_run
 from trainer.config import Recipe
@@ -86,13 +87,9 @@ def test_a_stream_states_what_is_not_guaranteed_and_can_be_resumed(
     assert saved_state(longer.run)["cursor"]["samples"] == 72
 
 
-def train_on_a_rank(recipe: Recipe) -> None:
-    train(recipe, rank_world())
-
-
 def test_two_ranks_agree_on_the_skipped_samples(glyphs: Path, tars: Path, tmp_path: Path) -> None:
     recipe = stream_recipe(glyphs, tars, tmp_path / "run", train__duration={"steps": 40})
-    run_on_ranks(2, train_on_a_rank, recipe)
+    run_on_ranks(2, train_on_ranks, [recipe])
     state = saved_state(recipe.run)
     assert state["step"] == 40
     assert len(state["cursor"]["bad"]) == 1

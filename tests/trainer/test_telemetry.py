@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.faults.sitecustomize import error
 from tests.ranks import rank_world
 from tests.shards import glyph_recipe
+from tests.system.runs import read_lines
 from tests.trainer.telemetry_reports import (
     CHECKPOINT_EVERY,
     CPU,
@@ -48,7 +48,7 @@ def test_lines_are_buffered_while_the_disk_is_full_and_written_in_order(tmp_path
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert lines.write({"step": 4})
     lines.close()
-    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3, 4]
+    assert [line["step"] for line in read_lines(path)] == [1, 2, 3, 4]
 
 
 def test_lines_that_cannot_be_written_raise_an_error_at_the_end(tmp_path):
@@ -96,14 +96,10 @@ def test_transient_errors_of_a_runs_files_do_not_end_it_or_change_them(glyphs, t
     assert set(failed.values()) == {3}
     assert len(failed) == 7
     assert RunFolder(run).load_recipe().run == run
-    metrics, samples, skipped = ([record["step"] for record in lines_of(path)] for path in logs)
+    metrics, samples, skipped = ([record["step"] for record in read_lines(path)] for path in logs)
     assert samples == [1, 2, 3, 4]
     assert sorted({*metrics}) == [0, *samples]
     assert 0 < len(skipped) == len({*skipped})
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_the_endpoint_and_the_jsonl_file_contain_the_same_numbers(tmp_path):

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from serving.addresses import free_port
-from tests.ranks import forked
+from tests.ranks import forked, running, set_rank
 from trainer.faults.watchdog import Watchdog
 from trainer.world import World, open_world
 
@@ -65,10 +65,6 @@ def sleep() -> None:
     time.sleep(600)
 
 
-def die() -> None:
-    os._exit(9)
-
-
 def rank_1_stops(rank: int, watchdog: Watchdog, phase: Phase) -> None:
     _train(rank, watchdog, phase, stop, faulty=1)
 
@@ -79,10 +75,6 @@ def rank_0_stops(rank: int, watchdog: Watchdog, phase: Phase) -> None:
 
 def rank_1_sleeps(rank: int, watchdog: Watchdog, phase: Phase) -> None:
     _train(rank, watchdog, phase, sleep, faulty=1)
-
-
-def rank_1_dies(rank: int, watchdog: Watchdog, phase: Phase) -> None:
-    _train(rank, watchdog, phase, die, faulty=1)
 
 
 def rank_1_skips(rank: int, watchdog: Watchdog, phase: Phase) -> None:
@@ -129,9 +121,8 @@ def _train_network(rank: int, network: torch.nn.Module) -> None:
 def _rank_main(rank: int, size: int, port: int, act: Callable[..., None], output: Path) -> None:
     with output.open("w") as file:
         os.dup2(file.fileno(), 2)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    os.environ.update(TORCH_FR_BUFFER_SIZE="256")
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
+    set_rank(rank, size, port)
+    os.environ["TORCH_FR_BUFFER_SIZE"] = "256"
     phase = Phase()
     try:
         with (
@@ -161,12 +152,10 @@ READS_LONG = Case(all_read_long, size=2)
 LONG_TIMEOUT = Case(rank_1_sleeps_before_its_group, size=2)
 DDP = Case(rank_1_stops_under_ddp, size=2, stopped=1)
 FSDP = Case(rank_1_stops_under_fsdp, size=2, stopped=1)
-DIES = Case(rank_1_dies)
 # The cases in a batch run concurrently, because they spend most of their time waiting.
 BATCHES = [
     [STOPS, STORE_STOPS, READS_LONG, DDP],
     [SLEEPS, SKIPS, LONG_TIMEOUT, FSDP],
-    [DIES],
 ]
 # Exit codes (None: still running) and all lines of all ranks.
 Outcome = tuple[list[int | None], list[str]]
@@ -181,14 +170,8 @@ def _ranks(case: Case, folder: Path) -> Iterator[list[BaseProcess]]:
         forked(_rank_main, rank, case.size, port, case.act, folder / str(rank))
         for rank in range(case.size)
     ]
-    for process in ranks:
-        process.start()
-    try:
+    with running(ranks):
         yield ranks
-    finally:
-        for process in ranks:
-            process.kill()
-            process.join(60)
 
 
 @pytest.fixture(scope="module")
@@ -291,12 +274,6 @@ def test_collectives_of_ddp_and_fsdp_are_reported(case: Case, outcome: OutcomeOf
     assert re.search(
         r"rank 0: waiting in (all_reduce|all_gather|broadcast|reduce_scatter)", lines[0]
     )
-
-
-def test_the_exit_of_a_rank_stops_the_others_before_the_timeout(outcome: OutcomeOf) -> None:
-    codes, lines = outcome(DIES)
-    assert codes == [1, 9, 1]
-    assert set(lines) == {"lost: another rank exited during a step"}
 
 
 def test_a_single_process_has_no_watchdog() -> None:

@@ -7,11 +7,20 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
+from data.images.decode import decode, for_evaluation
 from data.loading.batch import Batch
 from data.shards.manifest import Manifest
+from data.shards.split import open_split
 from tests.ranks import rank_world
 from tests.shards import glyph_recipe
-from trainer.checkpoints.entries import training_entries
+from trainer.checkpoints import find_checkpoint
+from trainer.checkpoints.entries import (
+    create_moments,
+    load_entries,
+    restore_training,
+    training_entries,
+)
+from trainer.config import Recipe
 from trainer.run.training_data import label_vectors_of
 from trainer.step import (
     compute_gradients,
@@ -21,9 +30,13 @@ from trainer.step import (
     update_weights,
 )
 from trainer.task import Task, build_task
+from trainer.train import train
+from trainer.world import World
 
 
-def make_task(shards: Path, class_ranks: int | None = None, **changes: Any) -> Task:
+def make_task(
+    shards: Path, class_ranks: int | None = None, *, world: World | None = None, **changes: Any
+) -> Task:
     """Return the task that `tests.shards.glyph_recipe` with `changes` describes, on this rank."""
     recipe = glyph_recipe(shards, Path("unused"), **changes)
     manifest = Manifest.load(shards)
@@ -31,16 +44,45 @@ def make_task(shards: Path, class_ranks: int | None = None, **changes: Any) -> T
         recipe,
         class_names=manifest.class_names,
         label_vectors=label_vectors_of(recipe, manifest),
-        world=rank_world(class_ranks),
+        world=world or rank_world(class_ranks),
         class_counts=np.arange(1, len(manifest.classes) + 1),
     )
 
 
-def started(shards: Path, class_ranks: int | None = None, **changes: Any) -> Task:
+def started(
+    shards: Path, class_ranks: int | None = None, *, world: World | None = None, **changes: Any
+) -> Task:
     """Return the same task in training mode, with its strategy and optimizers."""
-    task = make_task(shards, class_ranks, **changes)
+    task = make_task(shards, class_ranks, world=world, **changes)
     task.start_training()
     return task.train()
+
+
+def resume(task: Task, root: Path) -> None:
+    """Load the newest checkpoint, which must be valid."""
+    checkpoint, rejected = find_checkpoint(root, task.world)
+    assert checkpoint is not None
+    assert not rejected
+    create_moments(task)
+    entries = training_entries(task)
+    load_entries(checkpoint, entries, task.world)
+    restore_training(task, entries)
+
+
+def held_out(shards: Path, recipe: Recipe) -> tuple[dict[str, torch.Tensor], np.ndarray]:
+    """Return all images of the test split as one batch, and their labels."""
+    with open_split(shards, "test") as split:
+        images = [
+            for_evaluation(decode(split.read(i)[0], 1), recipe.data.image)
+            for i in range(len(split))
+        ]
+        return {"pixel_values": torch.from_numpy(np.stack(images))}, split.labels.copy()
+
+
+def train_on_ranks(recipes: list[Recipe]) -> None:
+    """Train each recipe, on all ranks of `run_on_ranks` or in this process."""
+    for recipe in recipes:
+        train(recipe, rank_world())
 
 
 def images(begin: int, end: int, num_classes: int = 13) -> Batch:

@@ -59,10 +59,6 @@ def infer_input(name: str, datatype: str, elements: list) -> InferInput:
     return tensor
 
 
-def images_of(paths: list[Path]) -> InferInput:
-    return infer_input("images", "BYTES", [path.read_bytes() for path in paths])
-
-
 def infer(triton: InferenceServerClient, *inputs: InferInput, **more: Any) -> InferResult:
     return triton.infer("pets", list(inputs), headers=dict(WITH_TOKEN), **more)
 
@@ -100,9 +96,10 @@ def test_scores_and_decisions_match_those_of_rest_and_the_bundle(
     names = ("--class", NAMES[2], "--class", NAMES[6])
     here = json.loads(ask(bundle, *names, "--recall", 0.9, *three, "--json"))["results"]
     there = client.post("/v1/query", json=as_json(three, classes=classes, recall=0.9)).json()
+    files = infer_input("images", "BYTES", [path.read_bytes() for path in three])
     ids = infer_input("class_ids", "INT64", classes)
     options = {"request_id": "seven", "parameters": {"recall": 0.9}}
-    found = infer(triton, images_of(three), ids, **options)
+    found = infer(triton, files, ids, **options)
     response = found.get_response()
     assert response.id == "seven"
     assert response.parameters["aligned"].bool_param is there["aligned"]

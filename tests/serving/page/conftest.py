@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page
-from typer import Typer
-from typer.testing import CliRunner
 
 from data.classes.class_list import ClassInfo
-from launch.commands.index import index as index_command
+from tests.noise_images import image
+from tests.serving import started
 from tests.serving.browsing import chromium, visit
 from tests.serving.in_process import application, listening
-from tests.serving.page_driver import NAMES, NUM_ITEMS, TOKEN, image
+from tests.serving.page_driver import NAMES, NUM_ITEMS, TOKEN
 from tests.tiny_bundle import write
 
 
@@ -39,10 +38,7 @@ def gallery(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, path = (tmp_path_factory.mktemp(name) for name in ("collection", "galleries"))
     for index in range(NUM_ITEMS):
         (folder / f"{index} <i>.png").write_bytes(image(index))
-    app = Typer()
-    app.command()(index_command)
-    result = CliRunner().invoke(app, [str(bundle), str(folder), "-o", str(path / "all")])
-    assert result.exit_code == 0, result.exception
+    started.index_gallery(bundle, folder, "-o", path / "all")
     return path / "all"
 
 

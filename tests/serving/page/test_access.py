@@ -5,6 +5,7 @@ from pathlib import Path
 import httpx
 from playwright.sync_api import Browser, expect
 
+from tests.noise_images import image
 from tests.serving.browsing import visit
 from tests.serving.in_process import application, listening, occupied
 from tests.serving.page_driver import (
@@ -13,7 +14,6 @@ from tests.serving.page_driver import (
     api_verdicts,
     assert_same_verdicts,
     choose_classes,
-    image,
     shown_verdicts,
 )
 from tests.waiting import wait_until

@@ -4,13 +4,13 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, Page, expect
 
+from tests.noise_images import image
 from tests.serving.browsing import visit
 from tests.serving.in_process import application, listening
 from tests.serving.page_driver import (
     NAMES,
     choose_classes,
     file,
-    image,
 )
 from tests.tiny_bundle import write
 

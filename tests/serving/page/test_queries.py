@@ -5,6 +5,7 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, Page, expect
 
+from tests.noise_images import image
 from tests.serving.browsing import visit
 from tests.serving.in_process import application, listening
 from tests.serving.page_driver import (
@@ -14,7 +15,6 @@ from tests.serving.page_driver import (
     assert_same_verdicts,
     choose_classes,
     file,
-    image,
     shown_verdicts,
 )
 from tests.tiny_bundle import write_of_texts
@@ -85,31 +85,6 @@ def test_a_broken_image_shows_an_error_and_the_others_show_verdicts(page: Page, 
     expect(page.locator(".card")).to_have_count(5)
     page.locator("#clear").click()
     expect(page.locator("#results")).to_be_hidden()
-
-
-def test_each_threshold_shows_its_validation_counts_and_expected_precision(
-    page: Page,
-) -> None:
-    choose_classes(page, 0, 6)
-    add_images(page, image(0))
-    expect(page.locator("#decision-meaning")).to_contain_text("guaranteed, estimated or pooled")
-    own, pooled = (page.locator(".source").nth(index) for index in range(2))
-    expect(own).to_contain_text("recall 90% guaranteed · expected precision 62.5% (34.8% to 83")
-    expect(pooled).to_contain_text("pooled over all classes · expected precision unknown")
-    lines = page.locator("#thresholds li")
-    expect(lines).to_have_count(2)
-    guarantee = "At least 90% of new samples of this class pass, with confidence 90%."
-    expect(lines.first).to_contain_text(guarantee)
-    expect(lines.first).to_contain_text("5 of the 5 validation samples of this class and 3 samples")
-    for text in (
-        "Not set for this class. About 90%, between 70% and 98% of new samples of this class pass",
-        "In 25% of the classes, fewer than 90% of the validation samples pass.",
-        "This class has no validation samples; 4 samples of other classes reach the threshold.",
-    ):
-        expect(lines.last).to_contain_text(text)
-    assert "at least" not in lines.last.inner_text().lower()
-    page.get_by_label("Score threshold").fill("1")
-    expect(lines).to_have_count(0)
 
 
 def test_the_threshold_can_be_a_score_a_recall_or_none(page: Page, url: str) -> None:
