@@ -19,11 +19,11 @@ from data.sources.first_pass import FirstPassSource, in_chunks
 from data.sources.input_files import Input
 from data.sources.records import AnyFile, Fields, Record, open_records, text_field
 from data.sources.rows import Batch, Row, gather
-from data.sources.source import STRICT
+from data.sources.source import STRICT, HeldOutByHash
 
 
 @dataclass(frozen=True, config=STRICT)
-class RecordSource(FirstPassSource):
+class RecordSource(FirstPassSource, HeldOutByHash):
     """A source of record files or Parquet tables. This process reads the records, and several
     processes parse them.
     """
