@@ -3,8 +3,9 @@
 
 The samples are a few hundred glyphs. Every class has a generated name and is below one of 1,000
 nodes, so that label trees are built from the hierarchy. Each step of the path runs in its own
-processes. The high-water mark of the largest one is read from the kernel and compared with `kway
-plan`. The plan of a V-tree is an upper bound, because it assumes the largest tree.
+processes, whose memory is polled. The memory of the largest one is compared with `kway plan`, and
+shown without the pages of mapped files, such as the class list and the code of libraries. The plan
+of a V-tree is an upper bound, because it assumes the largest tree.
 
 With `--share N`, one process trains and evaluates as the first of N ranks, which divide the classes
 among themselves. The others are simulated: torch's fake process group returns the data of this rank
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
@@ -110,44 +111,39 @@ def recipe(folder: Path, kind: str, *, steps: int, batch: int) -> dict[str, Any]
         "head": {"weights": weights, "loss": {"kind": "ce"}},
         "optimizer": {"kind": "sgd", "lr": 0.1, "momentum": 0},
         "train": {"duration": {"steps": steps}, "global_batch": batch},
+        "checkpoint": {"every": {"steps": 2}},  # written while the next step runs
         "evaluation": {"batch": 32},
     }
 
 
 def measured(title: str, command: Sequence[object], planned: int | None = None) -> None:
-    """Run a command and print its time and the memory of its largest process, and the planned
-    memory.
+    """Run a command and print its time, the memory of its largest process with and without mapped
+    files, and the planned memory.
     """
-    start, peak = time.perf_counter(), 0
+    start, whole, own = time.perf_counter(), 0, 0
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(list(map(str, command)), stdout=output, stderr=output)
+        root = psutil.Process(process.pid)
         while process.poll() is None:
-            peak = max(peak, largest(psutil.Process(process.pid)))
+            with suppress(psutil.NoSuchProcess):
+                for each in (root, *root.children(recursive=True)):
+                    memory = each.memory_info()
+                    whole = max(whole, memory.rss)
+                    own = max(own, memory.rss - memory.shared)
             time.sleep(_POLL_SECONDS)
         if process.returncode:
             output.seek(0)
             raise SystemExit(f"{title}: exit code {process.returncode}\n{output.read()}")
-    compared = "- | -" if planned is None else f"{planned / 2**30:.2f} GiB | {peak / planned:.2f}"
-    seconds = time.perf_counter() - start
-    print(f"| {title} | {seconds:.0f} s | {peak / 2**30:.2f} GiB | {compared} |", flush=True)
+    compared = "- | -" if planned is None else f"{planned / 2**30:.2f} GiB | {whole / planned:.2f}"
+    seconds, sizes = time.perf_counter() - start, f"{whole / 2**30:.2f} GiB | {own / 2**30:.2f} GiB"
+    print(f"| {title} | {seconds:.0f} s | {sizes} | {compared} |", flush=True)
 
 
-def largest(process: psutil.Process) -> int:
-    """Return the high-water mark of the largest process among this one and its children."""
-    peak = 0
-    with suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
-        for each in (process, *process.children(recursive=True)):
-            status = Path(f"/proc/{each.pid}/status").read_text()
-            lines = [line.split() for line in status.splitlines() if line.startswith("VmHWM")]
-            peak = max([peak, *(1024 * int(kilobytes) for _, kilobytes, _ in lines)])
-    return peak
-
-
-def planned(path: Path, *, nodes: int = 1, ranks: int) -> int:
-    """Return the peak main memory of a rank according to `kway plan`."""
+def planned(path: Path, *, nodes: int = 1, ranks: int) -> Mapping[str, int]:
+    """Return the main memory of a rank in each phase according to `kway plan`."""
     machine = machine_named("cpu", link_gbps=None, ranks_per_node=ranks)
     plan = Plan(load_recipe(path), machine, PlanRequest(nodes=nodes, gpus=ranks, gpu="cpu"))
-    return plan.host.peak // ranks
+    return plan.host.totals
 
 
 def lookups(folder: Path) -> None:
@@ -227,18 +223,20 @@ def run(folder: Path, num_classes: int, kind: str, share: int | None) -> None:
     own = (sys.executable, "-m", "benchmarks.class_list", "--classes", num_classes, "-o", folder)
     kway = (sys.executable, "-P", "-m", "launch")
     print(f"{num_classes:,} classes, {kind}\n")
-    print("| step | time | largest process | planned | ratio |\n|---|---|---|---|---|", flush=True)
+    print("| step | time | largest process | without files | planned | ratio |", flush=True)
+    print("|---|---|---|---|---|---|", flush=True)
     if not (folder / "shards" / "manifest.json").exists():
         measured("shard", (*own, "--part", "shard"))
     if share is not None:
-        memory = planned(five, nodes=share // _RANKS_PER_NODE, ranks=_RANKS_PER_NODE)
-        measured(f"1 of {share} ranks", (*own, "--part", "share", "--share", share), memory)
+        phases = planned(five, nodes=share // _RANKS_PER_NODE, ranks=_RANKS_PER_NODE)
+        command = (*own, "--part", "share", "--share", share)
+        measured(f"1 of {share} ranks", command, max(phases.values()))
     else:
         train, bundle, image = (*kway, "train"), folder / f"{kind}-bundle", folder / "glyph.png"
-        measured("train, 2 ranks", (*train, five, "--nproc", 2), planned(five, ranks=2))
-        alone = planned(eight, ranks=1)
-        measured("resume on 1 rank", (*train, eight, "--nproc", 1), alone)
-        measured("evaluate", (*kway, "eval", folder / kind), alone)
+        two, alone = planned(five, ranks=2), planned(eight, ranks=1)
+        measured("train, 2 ranks", (*train, five, "--nproc", 2), max(two.values()))
+        measured("resume on 1 rank", (*train, eight, "--nproc", 1), max(alone.values()))
+        measured("evaluate", (*kway, "eval", folder / kind), alone["evaluating"])
         measured("export", (*kway, "export", folder / kind, "-o", bundle, "--force"))
         image.write_bytes(_png())
         name = f"species {num_classes // 2:09d}"
