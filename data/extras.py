@@ -1,8 +1,11 @@
 """The optional packages of kway, and the commands that install them."""
 
+import json
 import shlex
-from importlib.metadata import PackageNotFoundError, requires
+from importlib.metadata import PackageNotFoundError, distribution, requires
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -42,12 +45,14 @@ def requirements(extra: str = "") -> list[Requirement]:
 def install_command(extra: str) -> str:
     """Return the command that installs an extra.
 
-    It installs from the checkout that kway was installed from, or else only the packages of the
-    extra. It never asks an index for kway, because another project has that name there.
+    It installs from the checkout or file that kway was installed from, or else only the packages of
+    the extra. It never asks an index for kway, because another project has that name there.
     """
     checkout = Path(__file__).parents[1]
     if (checkout / "pyproject.toml").is_file():
         return shlex.join(["pip", "install", "--editable", f"{checkout}[{extra}]"])
+    if (source := _installed_from()) is not None:
+        return shlex.join(["pip", "install", f"{source}[{extra}]"])
     packages = sorted(str(one).partition(";")[0] for one in _all(extra))  # without the markers
     return shlex.join(["pip", "install", *packages])
 
@@ -64,6 +69,17 @@ def missing_extra(error: ModuleNotFoundError) -> str | None:
     others = f" (also part of the extras {', '.join(extras[1:])})" if extras[1:] else ""
     reason = f"the module {module} is required but not installed"
     return f"{reason}: run {install_command(extras[0])}{others}"
+
+
+def _installed_from() -> Path | None:
+    """Return the folder or the wheel that kway was installed from, if it still exists."""
+    try:
+        text = distribution("kway").read_text("direct_url.json")  # PEP 610
+    except PackageNotFoundError:
+        return None
+    url = urlsplit(json.loads(text)["url"] if text else "")
+    path = Path(url2pathname(url.path))
+    return path if url.scheme == "file" and path.exists() else None
 
 
 def _all(extra: str) -> list[Requirement]:

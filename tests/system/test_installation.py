@@ -4,6 +4,7 @@ its packages.
 Environments contain links to the distributions that kway requires, directly or indirectly.
 """
 
+import json
 import os
 import shlex
 import shutil
@@ -119,16 +120,26 @@ def test_a_missing_extra_prints_a_one_line_error_with_the_install_command(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_hints_install_the_packages_of_an_extra_without_a_checkout(
+def test_hints_install_extras_from_the_file_that_kway_was_installed_from(
     base: Path, tmp_path: Path
 ) -> None:
     """Another project is called kway on the package index."""
+    metadata, wheel = tmp_path / "kway-0.1.0.dist-info", tmp_path / "my wheels" / "kway.whl"
     (installed,) = base.glob("kway-*.dist-info")
-    shutil.copytree(installed, tmp_path / "kway-0.1.0.dist-info")
+    shutil.copytree(installed, metadata)
+    (metadata / "direct_url.json").write_text(json.dumps({"url": wheel.as_uri()}))
+    wheel.parent.mkdir()
     code = "from data.extras import install_command; print(install_command('serve'))"
-    done = python("-S", "-P", "-c", code, packages=f"{tmp_path}:{base}", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    pip, install, *needed = shlex.split(done.stdout)
+
+    def command() -> list[str]:
+        done = python("-S", "-P", "-c", code, packages=f"{tmp_path}:{base}", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return shlex.split(done.stdout)
+
+    wheel.touch()
+    assert command() == ["pip", "install", f"{wheel}[serve]"]
+    wheel.unlink()
+    pip, install, *needed = command()
     assert (pip, install) == ("pip", "install")
     names = {Requirement(need).name for need in needed}
     assert names >= {"fastapi", "uvicorn", "webdataset"}
