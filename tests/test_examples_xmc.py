@@ -45,8 +45,8 @@ Section: misc
 
 
 def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, SCRIPTS / script, *arguments]
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    command = list(map(str, [sys.executable, SCRIPTS / script, *arguments]))
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
 def table(script: str, *arguments: object, out: Path) -> list[dict[str, Any]]:

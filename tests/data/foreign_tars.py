@@ -12,7 +12,6 @@ import pytest
 import webdataset
 
 from data.classes.class_list import ClassInfo
-from data.shards.manifest import SourceInfo
 from data.shards.writing.writer import write_shards
 from data.sources import Sample, Source
 from tests.data import bad_images
@@ -74,14 +73,15 @@ def read_by_webdataset(
 class Planted(Source):
     """A source of the given training samples, each a tuple (data, extension, label)."""
 
+    kind = "planted"
     modality = "image"
 
     def __init__(self, samples: Sequence[tuple[bytes, str, int]], num_classes: int) -> None:
         self.samples = samples
         self.num_classes = num_classes
 
-    def describe(self) -> SourceInfo:
-        return SourceInfo(kind="planted")
+    def parameters(self) -> dict[str, Any]:
+        return {}
 
     def classes(self) -> tuple[ClassInfo, ...]:
         return tuple(ClassInfo(name=f"class {label}") for label in range(self.num_classes))

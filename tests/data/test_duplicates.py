@@ -4,12 +4,12 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from data.classes.class_list import ClassInfo
 from data.shards.duplicates import Duplicates, find_duplicates
-from data.shards.manifest import SourceInfo
 from data.shards.writing.writer import Written, write_shards
 from data.sources import ImageFolder, Sample, Source
 from tests.data.conftest import kway_shard, write_image
@@ -26,10 +26,11 @@ class Words(Source):
     test: tuple[tuple[bytes, int], ...] = ()
     validation: tuple[tuple[bytes, int], ...] = ()
 
+    kind = "words"
     modality = "image"
 
-    def describe(self) -> SourceInfo:
-        return SourceInfo(kind="words", parameters={"all": repr(self)})
+    def parameters(self) -> dict[str, Any]:
+        return {"all": repr(self)}
 
     def classes(self) -> tuple[ClassInfo, ...]:
         return tuple(ClassInfo(name=f"class {label}") for label in range(3))
