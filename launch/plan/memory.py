@@ -112,16 +112,12 @@ def device_memory(head: Head, share: BackboneShare) -> MemoryTable:
         "strategy's buckets": share.buckets,
         "CUDA and NCCL (assumed)": _CUDA_RESERVE * (machine.kind == "cuda"),
     }
-    # The squared gradients of the head, for their norm. Fused updates and fp8 or bf16 rows need no
-    # tensor of the size of the shard.
-    squares = head.shard if head.row_bytes == FLOAT32 and not head.fused else 0
     lines = {
         **{what: (size, size, size) for what, size in always.items()},
         "backbone gradients": (share.gradients * (parts > 1), share.gradients, share.gradients),
         "gathered blocks": (0, share.gathered, 0),
         "activations": (backbone.activations * during_head, max(0, backbone.backward), 0),
         **_of_head(head),
-        "optimizer's temporaries": (0, 0, squares),
     }
     return MemoryTable(("head", "backward", "optimizer"), lines, machine.memory)
 
