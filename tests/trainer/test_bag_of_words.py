@@ -77,9 +77,12 @@ def test_the_name_replaces_another_backbone(texts: Path, tmp_path: Path) -> None
     tree = json.loads(text_recipe(texts, tmp_path / "run").model_dump_json())
     path = tmp_path / "bert.yaml"
     path.write_text(yaml.safe_dump(tree))
-    overrides = ["backbone.kind=bag_of_words", "backbone.vocab_size=120"]
-    recipe = load_recipe(path, overrides)
-    assert recipe.backbone.kind == KIND
+    for overrides in (
+        ["backbone.kind=bag_of_words", "backbone.vocab_size=120"],
+        ["backbone={kind: bag_of_words, vocab_size: 120}"],
+    ):
+        recipe = load_recipe(path, overrides)
+        assert recipe.backbone.kind == KIND
     (tmp_path / "bag.yaml").write_text(
         "base: bert.yaml\nbackbone: {kind: bag_of_words, vocab_size: 120, dim: 16}\n"
     )
