@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import index
+from typing import SupportsIndex
 
 import torch
 from torch import Tensor
@@ -30,9 +32,9 @@ class LabelSets:
     offsets: Tensor
 
     @classmethod
-    def of(cls, rows: Sequence[Iterable[int]]) -> "LabelSets":
-        """Create the sets from the class IDs of each row, in any order."""
-        sets = [sorted({*row}) for row in rows]
+    def of(cls, rows: Sequence[Iterable[SupportsIndex]]) -> "LabelSets":
+        """Create the sets from the class IDs of each row: integers in any order."""
+        sets = [sorted({*map(index, row)}) for row in rows]
         labels = torch.tensor([class_id for row in sets for class_id in row], dtype=torch.int64)
         return cls(labels, torch.tensor([0, *map(len, sets)]).cumsum(0))
 

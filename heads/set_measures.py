@@ -47,13 +47,15 @@ def measures_at_k(
     `predicted` [n, k] are distinct class IDs, the best first, of the n rows of `sets`. The ranks of
     `group` pass different rows; n may be 0. All but PSP are means over rows, in which a row without
     labels counts as 0. PSP is the sum over rows of the inverse propensities of the predicted
-    labels, divided by the largest possible sum. Raises ValueError if the numbers of rows differ.
+    labels, divided by the largest possible sum; NaN if no row has labels. Raises ValueError if the
+    numbers of rows differ.
     """
     if len(predicted) != len(sets):
         raise ValueError(
             f"there are predictions for {len(predicted)} rows, but label sets of {len(sets)}: pass "
             "the same rows"
         )
+    sets = sets.long()  # the keys below exceed int32
     num_rows, k = predicted.shape
     device, row_of_label = predicted.device, sets.row_of_label
     rows = torch.arange(num_rows, device=device).unsqueeze(1)
@@ -63,13 +65,13 @@ def measures_at_k(
         wanted = rows * _ROW + predicted
         found = torch.searchsorted(keys, wanted).clamp_(max=len(keys) - 1)
         hits = (keys[found] == wanted).double()
-    places = torch.arange(1, k + 1, device=device)
-    discounts = 1 / (places + 1).double().log2()
+    positions = torch.arange(1, k + 1, device=device)
+    discounts = 1 / (positions + 1).double().log2()
     sizes = sets.sizes.unsqueeze(1)
     # The best possible DCG of a row at each k is the sum of the first min(k, size) discounts.
-    best_dcg = discounts.cumsum(0)[(places.minimum(sizes) - 1).clamp(min=0)]
+    best_dcg = discounts.cumsum(0)[(positions.minimum(sizes) - 1).clamp(min=0)]
     sums = [
-        hits.sum(0).cumsum(0) / places,
+        hits.sum(0).cumsum(0) / positions,
         (hits.cumsum(1) / sizes.clamp(min=1)).sum(0),
         ((hits * discounts).cumsum(1) / best_dcg).sum(0),
         torch.full_like(discounts, num_rows),
@@ -80,8 +82,8 @@ def measures_at_k(
         # Sort the labels by their rows and, within a row, by descending inverse propensity.
         gains, order = gains[sets.labels].sort(descending=True)
         order = row_of_label[order].argsort(stable=True)
-        place = torch.arange(len(order), device=device) - sets.offsets[row_of_label]
-        largest = hits.new_zeros(k + 1).index_add_(0, place.clamp(max=k), gains[order])
+        position = torch.arange(len(order), device=device) - sets.offsets[row_of_label]
+        largest = hits.new_zeros(k + 1).index_add_(0, position.clamp(max=k), gains[order])
         sums.append(largest[:k].cumsum(0))
     precision, recall, ndcg, total, *of_psp = all_reduce_sum(torch.stack(sums), group).unbind()
     measures = {"precision": precision, "recall": recall, "ndcg": ndcg}

@@ -227,9 +227,12 @@ def test_an_icon_is_labeled_with_the_tags_that_its_text_does_not_contain(tmp_pat
     assert {row["group"] for row in rows} == {"bell"}
 
 
-@pytest.mark.parametrize("script", ["icd10.py", "tabler.py"])
-def test_another_file_is_an_error_of_one_line(script: str, tmp_path: Path) -> None:
-    other = tmp_path / "other.tgz"
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [("debian.py", "Packages.xz"), ("icd10.py", "other.whl"), ("tabler.py", "other.tgz")],
+)
+def test_another_file_is_an_error_of_one_line(script: str, name: str, tmp_path: Path) -> None:
+    other = tmp_path / name
     other.write_text("not a package")
     done = run(script, other, "-o", tmp_path / "t.jsonl")
     assert done.returncode == 1

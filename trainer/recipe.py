@@ -105,9 +105,7 @@ def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     tree = _parse(text, f"recipe {path}")
     if not isinstance(tree, dict):
         raise ValueError(f"recipe {path} is not a mapping of keys to values")
-    backbone = tree.get("backbone")
-    if isinstance(backbone, dict) and isinstance(kind := backbone.get("kind"), str):
-        backbone["kind"] = BUILT_IN.get(kind, kind)
+    _resolve_built_in(tree.get("backbone"))
     if path.name == STORED_NAME:
         drop_removed_settings(tree)
     if "base" not in tree:
@@ -206,7 +204,9 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     if not equals or not all(keys):
         raise ValueError(f"override {override!r} is not of the form key=value, for example seed=1")
     value = _parse(text, f"override {override!r}")
-    if keys == ["backbone", "kind"] and isinstance(value, str):
+    if keys == ["backbone"]:
+        _resolve_built_in(value)
+    elif keys == ["backbone", "kind"] and isinstance(value, str):
         value = BUILT_IN.get(value, value)
     for key in keys[:-1]:
         if not isinstance(tree.get(key), dict):
@@ -221,6 +221,12 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         tree.clear()
     _drop_alternatives(tree, last, value)
     tree[last] = _merged(tree.get(last), value)
+
+
+def _resolve_built_in(backbone: Any) -> None:
+    """Replace the name of one of kway's own networks by its import path."""
+    if isinstance(backbone, dict) and isinstance(kind := backbone.get("kind"), str):
+        backbone["kind"] = BUILT_IN.get(kind, kind)
 
 
 def _drop_alternatives(tree: dict[str, Any], key: str, value: Any) -> None:

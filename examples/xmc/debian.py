@@ -33,17 +33,20 @@ _APT_HELPER = "/usr/lib/apt/apt-helper"
 
 def content(path: Path) -> str:
     """Return the text of an index, which may be compressed."""
-    match path.suffix:
-        case ".xz":
-            return lzma.decompress(path.read_bytes()).decode()
-        case ".gz":
-            return gzip.decompress(path.read_bytes()).decode()
-        case ".lz4":
-            if not Path(_APT_HELPER).exists():
-                sys.exit(f"error: {path} needs apt: decompress it first, with lz4 -d {path}")
-            command = [_APT_HELPER, "cat-file", str(path)]
-            return subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.decode()
-    return path.read_text(encoding="utf-8")
+    try:
+        match path.suffix:
+            case ".xz":
+                return lzma.decompress(path.read_bytes()).decode()
+            case ".gz":
+                return gzip.decompress(path.read_bytes()).decode()
+            case ".lz4":
+                if not Path(_APT_HELPER).exists():
+                    sys.exit(f"error: {path} needs apt: decompress it first, with lz4 -d {path}")
+                command = [_APT_HELPER, "cat-file", str(path)]
+                return subprocess.run(command, check=True, capture_output=True).stdout.decode()
+        return path.read_text(encoding="utf-8")
+    except (OSError, EOFError, ValueError, lzma.LZMAError, subprocess.SubprocessError) as error:
+        sys.exit(f"error: {path} is not a Packages index: {error}")
 
 
 def packages(index: str) -> Iterator[dict[str, str]]:
@@ -60,7 +63,7 @@ def row(fields: dict[str, str], test_fraction: float) -> Row:
     parts = [fields.get(field, "") for field in ("Section", "Description")]
     items = ",".join(fields.get(relation, "") for relation in _RELATIONS)
     labels = {re.split(r"[\s:(\[<]", one.strip())[0] for one in re.split(r"[,|]", items)}
-    source = fields.get("Source", name).split()[0]
+    source = (fields.get("Source") or name).split()[0]
     text = "\n".join([name, *filter(None, parts)])
     return Row(text, labels - {name, ""}, source, split_of(source, test_fraction))
 

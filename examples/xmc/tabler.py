@@ -6,9 +6,8 @@
 The input is the package from npm, or its icons.json.
 
 text: the name, such as `bell off`, and the category. The drawing is not used: kway does not read
-SVG. Icons that differ only in their last words,
-such as `bell` and `bell-off`, are similar, so all icons with the same first word are in the same
-split.
+SVG. Icons that differ only in their last words, such as `bell` and `bell-off`, are similar, so all
+icons with the same first word are in the same split.
 
 labels: the tags, without those that consist of words of the text.
 """

@@ -18,9 +18,9 @@ class DecoupledSoftmax(Loss):
 
     The negatives are the classes that are not labels of the row. With `ce`, the labels of a row
     share one softmax, so the logit of a label falls if another label of the row is easy to predict.
-    Here, they do not affect each other. They are summed, as in the paper, so that every label has
-    the same weight however many labels its row has. A row without labels has the weight 0. With one
-    label per row, the loss equals `ce`.
+    Here, they do not affect each other. Their terms are summed, so that every label has the same
+    weight however many labels its row has; the code of the paper divides them by the number of
+    labels. A row without labels has the weight 0. With one label per row, the loss equals `ce`.
 
     Not aligned: only differences between logits within a row matter.
     """

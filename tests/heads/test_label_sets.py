@@ -307,6 +307,14 @@ def test_a_label_of_a_set_outside_the_classes_is_rejected():
             head(torch.zeros(2, 3), LabelSets.of([[0], wrong]))
 
 
+def test_sets_are_made_of_integers_of_any_type():
+    rows = [torch.tensor([3, 1, 3]), np.array([2, 2]), range(2)]
+    assert LabelSets.of(rows).labels.tolist() == [1, 3, 2, 0, 1]
+    for wrong in ([0.5], torch.tensor([1.0]), "3"):
+        with pytest.raises(TypeError):
+            LabelSets.of([wrong])
+
+
 def test_sets_are_sliced_by_rows():
     sets = LabelSets.of([[3, 1, 3], [], [0], [4, 5]])
     assert sets.labels.tolist() == [1, 3, 0, 4, 5]

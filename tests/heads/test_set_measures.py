@@ -82,6 +82,16 @@ def test_measures_at_k_equal_those_of_napkinxc() -> None:
     assert measures_at_k(best(scores), LabelSets.of(test)).keys() == NAPKINXC.keys()
 
 
+def test_class_ids_and_offsets_may_be_int32() -> None:
+    """SciPy's compressed rows are."""
+    _, test, scores = data()
+    sets, weights = LabelSets.of(test), torch.linspace(1, 3, CLASSES)
+    narrow = LabelSets(sets.labels.int(), sets.offsets.int())
+    want = measures_at_k(best(scores), sets, weights)
+    for name, values in measures_at_k(best(scores).int(), narrow, weights).items():
+        assert torch.equal(values, want[name]), name
+
+
 def test_the_defaults_of_the_propensities_are_those_of_the_paper() -> None:
     counts = torch.tensor([0, 3])
     scale = (np.log(50) - 1) * 2.5**0.55
@@ -96,7 +106,8 @@ def test_rows_without_labels_count_as_zero() -> None:
     assert found["precision"].tolist() == pytest.approx([1 / 3, 1 / 6])
     assert found["recall"].tolist() == found["ndcg"].tolist() == pytest.approx([1 / 3, 1 / 3])
     assert found["psp"].tolist() == [1, 1]
-    nothing = measures_at_k(predicted, LabelSets.of([[], [], []]))
+    nothing = measures_at_k(predicted, LabelSets.of([[], [], []]), torch.ones(3))
+    assert nothing.pop("psp").isnan().all()
     assert all(not values.any() for values in nothing.values())
     with pytest.raises(ValueError, match="predictions for 3 rows, but label sets of 2"):
         measures_at_k(predicted, LabelSets.of([[], [1]]))

@@ -9,10 +9,12 @@ import torch
 import yaml
 from torch import Tensor
 
+from tests.ranks import rank_world
 from tests.shards import text_recipe
 from trainer.backbone.bag_of_words import BagOfWords
 from trainer.evaluation import load_evaluation
 from trainer.recipe import load_recipe
+from trainer.train import train
 
 NUM_TOKENS, DIM = 50, 8
 KIND = "trainer.backbone.bag_of_words:BagOfWords"
@@ -77,9 +79,12 @@ def test_the_name_replaces_another_backbone(texts: Path, tmp_path: Path) -> None
     tree = json.loads(text_recipe(texts, tmp_path / "run").model_dump_json())
     path = tmp_path / "bert.yaml"
     path.write_text(yaml.safe_dump(tree))
-    overrides = ["backbone.kind=bag_of_words", "backbone.vocab_size=120"]
-    recipe = load_recipe(path, overrides)
-    assert recipe.backbone.kind == KIND
+    for overrides in (
+        ["backbone.kind=bag_of_words", "backbone.vocab_size=120"],
+        ["backbone={kind: bag_of_words, vocab_size: 120}"],
+    ):
+        recipe = load_recipe(path, overrides)
+        assert recipe.backbone.kind == KIND
     (tmp_path / "bag.yaml").write_text(
         "base: bert.yaml\nbackbone: {kind: bag_of_words, vocab_size: 120, dim: 16}\n"
     )
@@ -105,6 +110,8 @@ def test_a_bag_of_words_trains_and_answers_queries_without_permission_to_import(
     tree["checkpoint"]["every"] = {"epochs": 8}
     path, run, bundle = tmp_path / "recipe.yaml", tmp_path / "run", tmp_path / "bundle"
     path.write_text(yaml.safe_dump(tree))
+    with pytest.raises(ValueError, match=r"embeddings for 50: set backbone\.vocab_size to "):
+        train(load_recipe(path, ["backbone.vocab_size=50"]), rank_world())
     assert kway("train", path) == 0, capsys.readouterr().err
     (evaluation,) = (run / "evaluations").glob("*.json")
     step = int(evaluation.stem.removeprefix("step-"))

@@ -1,7 +1,7 @@
 """A bag of words: the features of a text are a weighted sum of the vectors of its tokens.
 
-The order of the tokens matters only within n-grams. A step costs as much as a few rows of the
-table, so a run on a CPU spends its time in the head.
+The order of the tokens matters only within n-grams. The forward pass reads one row of a table per
+token or n-gram; the backward pass and the optimizer write all rows.
 """
 
 from typing import Annotated

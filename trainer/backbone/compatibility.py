@@ -74,10 +74,11 @@ def _check_tokens(
 ) -> None:
     config = backbone.settings
     if tokenizer.vocab_size > config.vocab_size:
+        key = "config.vocab_size" if is_transformers(backbone.encoder) else "vocab_size"
         raise ValueError(
             f"tokenizer {name} has {tokenizer.vocab_size} tokens, but the backbone has embeddings "
-            f"for {config.vocab_size}: set backbone.config.vocab_size to {tokenizer.vocab_size} or "
-            "more, or choose the backbone's own tokenizer"
+            f"for {config.vocab_size}: set backbone.{key} to {tokenizer.vocab_size} or more, "
+            "or choose the backbone's own tokenizer"
         )
     # The embedding of the backbone's padding token is never trained.
     pad_id = tokenizer.pad_id
