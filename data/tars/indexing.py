@@ -69,7 +69,8 @@ def index_shards(
     label_field: the field of a `.json` label. workers, ray: see `over_jobs`. report: a callback
     that is called as `report(done, total)` with byte counts.
 
-    Raises ValueError, and writes nothing, for compressed tars. Unless `skip_bad` is set, also
+    Raises ValueError, and writes nothing, for compressed tars and a `skipped.jsonl` that would be
+    replaced. Unless `skip_bad` is set, also
     raises ValueError for tars that are damaged or truncated, and for samples without an image or
     text or without a label. With `skip_bad`, the manifest records the shards with missing samples,
     and `skipped.jsonl` lists every problem.
@@ -77,6 +78,10 @@ def index_shards(
     tars = list_tars(folder)
     if (folder / MANIFEST).is_file() and (kind := Manifest.read(folder).source.kind) != INDEXED:
         raise ValueError(f"{folder} contains shards of {kind}, which are already indexed")
+    # If there is an index, an interrupted run wrote `skipped.jsonl`, which may be replaced.
+    written = (folder / MANIFEST, *folder.glob(index_path(Path("*")).name))
+    if (folder / SKIPPED).exists() and not any(path.is_file() for path in written):
+        raise ValueError(f"{folder / SKIPPED} would be replaced: move it to another folder")
     split_of = split_of_tars(folder, tars, splits)
     class_list = None if classes is None else Labels.read(classes)
     endings = (sample.lower().lstrip("."),) if sample else _endings(list(split_of))

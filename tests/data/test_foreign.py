@@ -303,6 +303,14 @@ def test_shards_and_folders_without_tars_are_not_indexed(tmp_path: Path) -> None
         index_shards(tmp_path / "other")
 
 
+def test_indexing_does_not_replace_a_file_that_it_did_not_write(tmp_path: Path) -> None:
+    write_tar(tmp_path / "0.tar", images(0, 3))
+    (tmp_path / SKIPPED).write_text("mine")
+    with pytest.raises(ValueError, match=r"skipped\.jsonl would be replaced"):
+        index_shards(tmp_path)
+    assert (tmp_path / SKIPPED).read_text() == "mine"
+
+
 def test_indexing_again_updates_a_changed_tar(tmp_path: Path) -> None:
     write_tar(tmp_path / "0.tar", images(0, 3))
     index_shards(tmp_path)
