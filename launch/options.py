@@ -118,8 +118,8 @@ def build(model: type[T], given: Mapping[str, Any], **supplied: Any) -> T:
 
 
 def number_range(option: str, text: str) -> tuple[int, int]:
-    """Parse the value N or MIN:MAX of an option: `2` -> (2, 2), `1:4` -> (1, 4)."""
-    found = re.fullmatch(r"([1-9]\d*)(?::([1-9]\d*))?", text)
+    """Parse the value N or MIN:MAX, at most 9,999, of an option: `2` -> (2, 2), `1:4` -> (1, 4)."""
+    found = re.fullmatch(r"([1-9]\d{0,3})(?::([1-9]\d{0,3}))?", text)
     least, most = (0, 0) if found is None else (int(found[1]), int(found[2] or found[1]))
     if not 1 <= least <= most:
         raise ValueError(f"{option} is {text}: pass a number such as 2, or a range such as 1:4")

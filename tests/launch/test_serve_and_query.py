@@ -125,7 +125,7 @@ def test_ports_in_use_and_foreign_addresses_are_reported(error_of: ErrorOf, tmp_
         (("--host", "0.0.0.0"), "--token-file"),
         (("--host", "0.0.0.0", "--no-ray"), "--token-file"),
         (("--grpc-port", 0), "--no-ray"),
-        *[((f"--replicas={text}",), "1:4") for text in ("0", "4:1", "two", "1:")],
+        *[((f"--replicas={text}",), "1:4") for text in ("0", "4:1", "two", "1:", "10000")],
     ],
 )
 def test_options_that_do_not_fit_are_rejected_with_a_fix(
