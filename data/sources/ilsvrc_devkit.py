@@ -82,7 +82,8 @@ def read_devkit(path: Path) -> Devkit:
 
     Raises FileNotFoundError if a file is missing, and ValueError if a file is damaged.
     """
-    found = published_files(path, "data", (_META, _TRUTH), f"the published {DEVKIT}.tar.gz")
+    archive = f"--devkit with the published {DEVKIT}.tar.gz"
+    found = published_files(path, "data", (_META, _TRUTH), archive)
     try:
         wnids, synsets = _synsets(found[_META])
     except Exception as error:  # scipy raises arbitrary errors for a damaged or different file
