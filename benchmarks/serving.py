@@ -51,7 +51,7 @@ from benchmarks.timing import (
 from data.classes.class_list import ClassInfo
 from data.files import sha256_of
 from data.images.config import ImageConfig
-from heads.logits import ClassRows, Dot
+from heads.logit_maps import ClassRows, Dot
 from serving.addresses import free_port
 from serving.answer import answer, make_query
 from serving.config import ServingConfig
@@ -75,7 +75,7 @@ from trainer.bundle.spec import (
     LossSpec,
     RecallSpec,
 )
-from trainer.bundle.thresholds import ClassThresholds
+from trainer.bundle.threshold_file import ClassThresholds
 from trainer.bundle.writing import rewrite_bundle, write_bundle
 from trainer.promises import KINDS
 

@@ -13,7 +13,7 @@ import torch
 
 from data.classes.class_list import ClassInfo
 from data.images.config import ImageConfig
-from heads.logits import Cosine
+from heads.logit_maps import Cosine
 from trainer.backbone.backbone import build_backbone
 from trainer.backbone.config import ImportedBackbone
 from trainer.bundle.spec import BundleSpec, LossSpec

@@ -8,7 +8,7 @@ from heads.gradients import sum_gradients, sum_sharded_gradients
 from heads.head import ClassHead
 from heads.hierarchical import HierarchicalSoftmaxHead
 from heads.label_sets import LabelSets
-from heads.logits import ArcFace, ClassRows, CosFace, Cosine, Dot, NormFace, SphereFace
+from heads.logit_maps import ArcFace, ClassRows, CosFace, Cosine, Dot, NormFace, SphereFace
 from heads.losses import LOSSES, BatchCrossEntropy, BinaryCrossEntropy, CrossEntropy, Loss
 from heads.tree import CoverTree, LabelTree, build_cover_tree
 

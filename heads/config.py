@@ -13,7 +13,7 @@ from pydantic import (
 )
 
 from heads.engine.block_size import CPU_MEMORY_MIB
-from heads.logits import Dot, LogitMapConfig
+from heads.logit_maps import Dot, LogitMapConfig
 from heads.losses import LOSSES, CrossEntropy, LossConfig
 
 _BASE = 1.3

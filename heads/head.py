@@ -28,7 +28,7 @@ from heads.engine.inputs import (
 )
 from heads.gradients import squared_norm
 from heads.label_sets import LabelSets, class_ids_of
-from heads.logits import ClassRows, Dot, LogitMap, log_prior
+from heads.logit_maps import ClassRows, Dot, LogitMap, log_prior
 from heads.losses import ClassFacts, Loss
 from heads.rows.initial_rows import initial_bias, initial_rows
 from heads.rows.node_values import FP8, NodeValues, wide_dtype

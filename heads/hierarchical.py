@@ -18,7 +18,7 @@ from heads.collectives import all_gather_rows, group_size
 from heads.engine.inputs import is_integral
 from heads.head import ClassHead, ClassScores
 from heads.label_sets import LabelSets
-from heads.logits import ClassRows
+from heads.logit_maps import ClassRows
 from heads.losses import ClassFacts, HierarchicalSoftmax, Loss
 from heads.tree import LabelTree
 from heads.weights import shard_range

@@ -24,7 +24,7 @@ from serving.schemas import (
     Verdict,
 )
 from trainer.bundle.bundle import Bundle
-from trainer.bundle.thresholds import Share
+from trainer.bundle.threshold_file import Share
 
 NOT_ALIGNED = (
     "this model was trained with {kind}, which is not aligned with the Principle of Logit "

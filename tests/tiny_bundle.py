@@ -18,7 +18,7 @@ from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.backbone.config import BackboneConfig
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.spec import BundleSpec, LossSpec, RecallSpec, TextSpec
-from trainer.bundle.thresholds import ClassThresholds
+from trainer.bundle.threshold_file import ClassThresholds
 from trainer.bundle.writing import write_bundle
 from trainer.promises import KINDS
 

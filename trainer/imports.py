@@ -19,7 +19,7 @@ from pydantic import ConfigDict, create_model
 
 from data.augment.custom import CustomAugmentation
 from data.messages import one_line
-from heads.logits import LogitMap
+from heads.logit_maps import LogitMap
 from heads.losses import Loss
 from trainer.backbone.config import ImportedBackbone
 from trainer.optimizers import OptimizerKind

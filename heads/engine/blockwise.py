@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from heads.engine.block_size import Processor, bytes_of_class
-from heads.logits import LogitMap, Margins
+from heads.logit_maps import LogitMap, Margins
 from heads.losses import Choice, Loss, Stats
 from heads.rows.node_values import NodeValues
 from heads.rows.row_update import UpdatedRows

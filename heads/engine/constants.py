@@ -10,7 +10,7 @@ from torch.distributed import ProcessGroup
 
 from heads.engine.block_size import Processor
 from heads.engine.inputs import options_of
-from heads.logits import LogitMap
+from heads.logit_maps import LogitMap
 from heads.losses import Loss
 from heads.weights import ClassWeights
 

@@ -54,7 +54,7 @@ from heads.engine.constants import Engine
 from heads.engine.inputs import Batch, Parameters, Required, loss_weights
 from heads.engine.torch_walk import TorchWalk
 from heads.label_sets import LabelSets, all_gather_labels, class_ids_of
-from heads.logits import Margins
+from heads.logit_maps import Margins
 from heads.losses import Rows, Stats
 from heads.rows.node_values import NodeValues
 from heads.rows.row_update import RowStep, RowUpdate

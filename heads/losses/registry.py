@@ -16,7 +16,7 @@ from heads.losses.divergences import (
     SoftmaxTanimoto,
 )
 from heads.losses.hierarchical import HierarchicalSoftmax
-from heads.losses.margin import BatchMaxMargin, MaxMargin, TopKHinge
+from heads.losses.max_margin import BatchMaxMargin, MaxMargin, TopKHinge
 from heads.losses.quadratic import CorrectClassQuadratic, Quadratic
 from heads.losses.similarity import SimLoss
 from heads.losses.smooth_topk import SmoothTopK

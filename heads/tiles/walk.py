@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from heads.engine.blockwise import BlockwiseLogits, GradientSums
-from heads.logits import inverse_norms, tangential
+from heads.logit_maps import inverse_norms, tangential
 from heads.losses import Block, LabelPositions, Stats, logsumexp
 from heads.losses.tile import Reduction, Tile
 from heads.tiles.launch import BlockInputs, num_splits

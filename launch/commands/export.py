@@ -10,7 +10,7 @@ from launch.options import AllowImport
 from launch.output_path import check_new, explain_write_errors
 
 if TYPE_CHECKING:
-    from trainer.bundle.thresholds import ClassThresholds
+    from trainer.bundle.threshold_file import ClassThresholds
 
 
 def export(

@@ -22,7 +22,7 @@ from data.files import explained, sha256_of
 from data.images.decode import MAX_PIXELS, decode, resize
 from data.processes import in_order
 from data.progress import Report
-from heads.logits import inverse_norms_of
+from heads.logit_maps import inverse_norms_of
 from serving.galleries.collection import Collection, Entry
 from serving.galleries.gallery import (
     DATA_FILES,

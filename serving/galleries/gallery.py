@@ -22,7 +22,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from data.files import sha256_of
 from data.messages import kway_command
-from heads.logits import inverse_norms_of
+from heads.logit_maps import inverse_norms_of
 from serving.api_error import first_of
 from serving.galleries.index import DAMAGE_REMEDY, INDEX, ApproximateIndex, IndexInfo
 from trainer.bundle.bundle import Bundle

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from heads.logits import ClassRows, LogitMap
+from heads.logit_maps import ClassRows, LogitMap
 from heads.losses import score as score_of
 from serving.answer import NOT_ALIGNED, Query, threshold_of, verdict
 from serving.galleries.gallery import Gallery, OtherBackboneError, shown_name

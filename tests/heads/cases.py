@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from heads import ArcFace, ClassHead, CosFace, Cosine, Dot, NormFace, SphereFace
-from heads.logits import LogitMap
+from heads.logit_maps import LogitMap
 from heads.losses import LOSSES, ClassFacts, Loss
 from heads.tree import LabelTree, build_cover_tree
 

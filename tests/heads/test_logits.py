@@ -17,7 +17,7 @@ from torch import Tensor
 from heads import ArcFace, ClassHead, Cosine, Dot, FactoredHead, FusedSGD, LabelSets, LabelTree
 from heads.append import append_classes
 from heads.config import HeadConfig
-from heads.logits import AnyLogitMap, ClassRows, LogitMap, log_prior, unit_vectors
+from heads.logit_maps import AnyLogitMap, ClassRows, LogitMap, log_prior, unit_vectors
 from heads.losses import BinaryCrossEntropy, CrossEntropy
 from tests.heads.cases import (
     LOGIT_MAPS,

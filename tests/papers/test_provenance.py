@@ -63,7 +63,7 @@ def test_changing_other_code_or_comments_keeps_the_digest(
 def test_a_job_depends_on_the_losses_but_not_on_the_page() -> None:
     reached = provenance.reached(Path(provenance.__file__).with_name("stacked_mlp.py"))
     names = {str(path.relative_to(Path(provenance.__file__).parents[2])) for path in reached}
-    assert "heads/losses/margin.py" in names
+    assert "heads/losses/max_margin.py" in names
     assert not {"experiments/papers/page.py", "experiments/papers/section.py"} & names
 
 

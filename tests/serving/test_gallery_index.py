@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from heads.logits import Cosine, Dot
+from heads.logit_maps import Cosine, Dot
 from serving.answer import make_query
 from serving.galleries import building
 from serving.galleries.building import index_collection

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from data.files import sha256_of
 from data.text.tokenizer import Tokenizer, open_tokenizer
-from heads.logits import ClassRows
+from heads.logit_maps import ClassRows
 from heads.losses import score
 from trainer.backbone.backbone import Backbone, build_backbone, load_weights
 from trainer.backbone.config import BackboneConfig, BackboneOptions, ImportedBackbone, Precision
@@ -38,7 +38,7 @@ from trainer.bundle.spec import (
     BundleManifest,
     read_manifest,
 )
-from trainer.bundle.thresholds import ClassThresholds, Threshold
+from trainer.bundle.threshold_file import ClassThresholds, Threshold
 from trainer.imports import check_allowed, source_version
 from trainer.recipe import make_component
 

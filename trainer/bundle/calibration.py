@@ -28,7 +28,7 @@ from trainer.bundle.bundle import Bundle
 from trainer.bundle.calibration_options import CalibrationOptions
 from trainer.bundle.model_card import thresholds_section, with_section
 from trainer.bundle.spec import CARD, TOKENIZER
-from trainer.bundle.thresholds import ClassThresholds
+from trainer.bundle.threshold_file import ClassThresholds
 from trainer.bundle.writing import rewrite_bundle
 from trainer.evaluation.class_scores import count_reached
 from trainer.promises import make_promises

@@ -11,7 +11,7 @@ from heads import ClassHead, ClassRows
 from trainer.backbone.onnx_backbone import write_onnx
 from trainer.bundle.model_card import model_card, thresholds_section
 from trainer.bundle.spec import BundleSpec, LossSpec, TextSpec
-from trainer.bundle.thresholds import ClassThresholds
+from trainer.bundle.threshold_file import ClassThresholds
 from trainer.bundle.writing import backbone_spec, write_bundle
 from trainer.evaluation import Evaluation, load_evaluation
 from trainer.run.trained_run import TrainedRun, open_trained

@@ -7,7 +7,7 @@ import numpy as np
 
 from data.messages import kway_command
 from trainer.bundle.spec import BundleSpec
-from trainer.bundle.thresholds import ClassThresholds
+from trainer.bundle.threshold_file import ClassThresholds
 from trainer.promises import KINDS
 
 NO_THRESHOLDS = """## Thresholds

@@ -1,7 +1,7 @@
 """`bundle.json`: the specification of a bundle and the names and checksums of its files.
 
 Data that grows with the number of classes is in separate files (`trainer/bundle/class_list.py`,
-`trainer/bundle/thresholds.py`).
+`trainer/bundle/threshold_file.py`).
 """
 
 import json
@@ -20,7 +20,7 @@ from pydantic import (
 
 from data.images.config import ImageConfig
 from data.text.tokenizer import CONFIG_FILE, TOKENIZER_FILE
-from heads.logits import Dot, LogitMapConfig
+from heads.logit_maps import Dot, LogitMapConfig
 from heads.losses import Loss, ScoreKind
 from trainer.backbone.config import Pooling, Precision
 
@@ -28,7 +28,7 @@ Reads = Literal["images", "texts"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 # Format 2 does not contain the validation counts of thresholds. Formats 2 and 3 do not contain the
 # logit map, which is always `dot`. The thresholds of formats 2 to 4 promise nothing
-# (`trainer/bundle/thresholds.py`). Formats 2 to 5 have another class list
+# (`trainer/bundle/threshold_file.py`). Formats 2 to 5 have another class list
 # (`trainer/bundle/class_list.py`).
 FORMAT_VERSION, _OLDEST_VERSION = 6, 2
 SPEC, CARD = "bundle.json", "MODEL_CARD.md"

@@ -37,7 +37,7 @@ from trainer.bundle.spec import (
     FileEntry,
     read_manifest,
 )
-from trainer.bundle.thresholds import ClassThresholds
+from trainer.bundle.threshold_file import ClassThresholds
 from trainer.imports import source_version
 
 # AT_FDCWD and RENAME_EXCHANGE of Linux.

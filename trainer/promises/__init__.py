@@ -2,7 +2,7 @@
 
 from trainer.promises.bounds import least_positives, wilson_interval
 from trainer.promises.class_groups import groups_of_head, groups_of_rows
-from trainer.promises.promises import KINDS, Kind, Promises, make_promises
+from trainer.promises.thresholds import KINDS, Kind, Promises, make_promises
 
 __all__ = [
     "KINDS",

@@ -91,7 +91,7 @@ def _features(
     return tuple((torch.from_numpy((x - center) @ projection).float(), y) for x, y in found)
 
 
-def _vector(sample: Sample) -> NDArray[np.float32]:
+def _vector(sample: Sample) -> NDArray[np.floating[Any]]:
     """Return the gray pixels of an image at 16 x 16, or the counts of a text's character trigrams
     in hash buckets, scaled to norm 1."""
     if sample.extension != "txt":

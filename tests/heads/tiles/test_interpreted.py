@@ -19,7 +19,7 @@ from torch.nn.functional import one_hot
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from heads import ClassHead, CrossEntropy, LabelSets
-from heads.logits import Cosine, LogitMap
+from heads.logit_maps import Cosine, LogitMap
 from heads.losses import LOSSES, Loss
 from heads.optional_triton import interprets
 from heads.tiles.launch import BlockInputs
