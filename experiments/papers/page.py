@@ -32,10 +32,10 @@ class Status(StrEnum):
 
 
 _STATUSES = (
-    "A row is **reproduced** if the paper's model and data show the claimed sign with an interval "
-    "off zero, **contradicted** if they show the opposite, and **direction only** if a smaller "
-    "model or fewer steps show the claimed sign. A smaller run that does not show it, a rate at "
-    "the edge of its search and an interval that contains zero are **not settled**."
+    "A row is **reproduced** if the claimed sign is shown at the scale that was *published* (the "
+    "paper's model, data and steps) by intervals off zero, **contradicted** if the opposite is "
+    "shown, and **direction only** if a smaller model or fewer steps show the claimed sign. Any "
+    "other result is **not settled**, such as an interval that contains zero."
 )
 
 _DATA = """DATA is a folder with the published files that the experiments need:
@@ -131,8 +131,10 @@ def summary_text(sections: Sequence[Section]) -> str:
         "# The papers' experiments",
         "<!-- Written by python -m experiments.papers from experiments/papers/results and "
         "summary.yaml. -->",
-        "Which claims of the five papers did kway reproduce? "
-        "Intervals are 95% (Student's t over seeds or draws; order statistics for times).",
+        "Which claims of the five papers that kway implements did its experiments reproduce? In the "
+        "column *ours*, a number with ± is the difference between the two losses that a claim "
+        "compares, unless the row names another quantity. Intervals are 95% (Student's t over seeds "
+        "or draws; order statistics for times).",
     ]
     rows = {
         paper: [row(one, by_name) for one in definition["rows"]]
