@@ -131,10 +131,10 @@ def summary_text(sections: Sequence[Section]) -> str:
         "# The papers' experiments",
         "<!-- Written by python -m experiments.papers from experiments/papers/results and "
         "summary.yaml. -->",
-        "Which claims of the five papers that kway implements did its experiments reproduce? In the "
-        "column *ours*, a number with ± is the difference between the two losses that a claim "
-        "compares, unless the row names another quantity. Intervals are 95% (Student's t over seeds "
-        "or draws; order statistics for times).",
+        "Which claims of the five papers that kway implements did its experiments reproduce? In "
+        "the column *ours*, a number with ± is the difference between the two losses that a claim "
+        "compares, unless the row names another quantity. Intervals are 95% (Student's t over "
+        "seeds or draws; order statistics for times).",
     ]
     rows = {
         paper: [row(one, by_name) for one in definition["rows"]]
