@@ -37,8 +37,8 @@ def test_the_hierarchies_experiment_runs_at_toy_size(
     conducted: Callable[[Experiment], Section],
 ) -> None:
     section = conducted(tree_hierarchies.EXPERIMENT)
-    assert len(section.claims) == 2
-    assert [row[0] for row in section.tables[0].rows] == ["cifar100, 1", "glyphs, 1"]
+    assert len(section.claims) == 3
+    assert [row[0] for row in section.tables[0].rows] == ["cifar100, 1", "glyphs, 1", "emoji, 1"]
 
 
 def test_a_class_shares_the_nodes_of_its_path() -> None:

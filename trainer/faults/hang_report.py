@@ -65,18 +65,21 @@ class FlightRecorder:
             for key in pending
         }
         self.waited_seconds = now - min(self._since.values()) if pending else None
-        if completed == self._completed or self.waited_seconds:
-            self.read()
+        # The threads of gloo count completed collectives without an order, so a count may stay
+        # behind until the next collective. The entries of a full read are right.
+        if (completed == self._completed or self.waited_seconds) and not self.read():
+            self.waited_seconds, self._since = None, {}
         self._completed = completed
 
-    def read(self) -> None:
-        """Update `name` with a full read."""
+    def read(self) -> bool:
+        """Update `name` with a full read, and return whether a collective is pending."""
         entries = []
         for dump in _DUMPS:
             recorder = json.loads(dump(True, False))
             status = recorder["pg_status"] or {}
             entries += [(is_pending(each, status), each) for each in recorder.get("entries", [])]
         entries.sort(key=lambda each: each[1]["time_created_ns"])
+        is_waiting = any(pending for pending, _ in entries)
         if entries:
             oldest = next((entry for pending, entry in entries if pending), entries[-1][1])
             kind = oldest["profiling_name"].partition(":")[2] or oldest["profiling_name"]
@@ -85,6 +88,7 @@ class FlightRecorder:
             group = description or title
             of_group = "" if group == _WORLD_GROUP else f" of {group}"
             self.name = f"{kind} #{oldest['collective_seq_id']}{of_group}"
+        return is_waiting
 
 
 def is_pending(entry: dict[str, Any], status: dict[str, Any]) -> bool:
