@@ -231,10 +231,7 @@ class ClassHead(nn.Module):
         check_label_sets(self.loss, self.engine.class_weights)
 
     def check(
-        self,
-        features: Tensor,
-        labels: Tensor | LabelSets,
-        row_weights: Tensor | None = None,
+        self, features: Tensor, labels: Tensor | LabelSets, row_weights: Tensor | None = None
     ) -> None:
         """Check a batch without computing its loss (collective). Raises the same ValueErrors as
         `forward`."""

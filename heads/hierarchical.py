@@ -88,10 +88,7 @@ class HierarchicalSoftmaxHead(ClassHead):
         return super().forward(features, leaves, row_weights, rows_of_ranks=rows_of_ranks)
 
     def check(
-        self,
-        features: Tensor,
-        labels: Tensor | LabelSets,
-        row_weights: Tensor | None = None,
+        self, features: Tensor, labels: Tensor | LabelSets, row_weights: Tensor | None = None
     ) -> None:
         super().check(features, self._leaves(labels), row_weights)
 

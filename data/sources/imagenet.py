@@ -138,8 +138,8 @@ class ImageNet(PackedImages, Source):
 
     @cached_property
     def _devkit(self) -> Devkit:
-        beside = [self.folder / DEVKIT, self.folder / f"{DEVKIT}.tar.gz"]
-        return read_devkit(self.devkit or next(filter(Path.exists, beside), beside[-1]))
+        published = [self.folder / DEVKIT, self.folder / f"{DEVKIT}.tar.gz"]
+        return read_devkit(self.devkit or next(filter(Path.exists, published), published[-1]))
 
     @cached_property
     def _ignored(self) -> list[Skipped]:

@@ -73,9 +73,8 @@ def train(
         check_inputs(resolved, recipe)  # here: the ranks of a large run take a minute to fail
         from launch.ranks.run import run_ranks
 
-        options = [*placement.trainer_options]
-        options += [f"--allow-import={path}" for path in allow_import or ()]
-        arguments = [*options, "--", str(recipe), *(overrides or [])]
+        allowed = [f"--allow-import={path}" for path in allow_import or ()]
+        arguments = [*placement.trainer_options, *allowed, "--", str(recipe), *(overrides or [])]
         code = run_ranks("trainer", arguments, placement)
         if code in (FAILED, PREEMPTED, INTERRUPTED):
             # Skip Python's shutdown. During shutdown, another Ctrl-C would print a traceback, and a
