@@ -310,12 +310,8 @@ def _check_labels(task: Task, batch: Batch, step: int) -> None:
 
 def split_batch(batch: Batch, num_parts: int) -> list[Batch]:
     """Split a batch into `num_parts` batches of consecutive rows, some of which may be empty."""
-    rows = len(batch.labels)
-    ends = [rows * part // num_parts for part in range(num_parts + 1)]
-    return [
-        batch.each(lambda tensor, part=slice(*pair): tensor[part])  # type: ignore[misc]
-        for pair in pairwise(ends)
-    ]
+    ends = [batch.num_rows * part // num_parts for part in range(num_parts + 1)]
+    return [batch.rows(*pair) for pair in pairwise(ends)]
 
 
 def targets(parts: Sequence[Batch]) -> tuple[Tensor, Tensor | None]:

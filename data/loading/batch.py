@@ -67,11 +67,13 @@ class Cursor:
 class Mixed:
     """The second class of each row that Mixup or CutMix has mixed.
 
-    labels: the second classes, int64 [b]. weights: the weights of the first classes, float32 [b].
+    labels: the second classes, int64 [b], or those of all rows as in `Batch`. weights: the weights
+    of the first classes, float32 [b]. offsets: as in `Batch`.
     """
 
     labels: Tensor
     weights: Tensor
+    offsets: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,12 @@ class Batch:
     """This rank's share of a global batch. The number of rows b may be 0.
 
     inputs: `pixel_values` uint8 [b, C, H, W] ([b, crops, C, H, W] for multi-crop evaluation), or
-    `input_ids` and `attention_mask` int64 [b, T]. labels: int64 [b]. indices: positions in the
-    split, int64 [b]. mixed: None if each row has one class. cursor: the stream's state after this
-    batch, or None in evaluation. substitutes: the substitutes for bad samples. For a replaced row,
-    `indices` contains the bad sample, but inputs and labels are those of its substitute.
+    `input_ids` and `attention_mask` int64 [b, T]. labels: int64 [b] or, if each sample has a set of
+    labels, those of all rows, int64 [n], ascending within a row. offsets: None, or where the labels
+    of each row begin and the last ones end, int64 [b + 1]. indices: positions in the split, int64
+    [b]. mixed: None if no rows are mixed. cursor: the stream's state after this batch, or None in
+    evaluation. substitutes: the substitutes for bad samples. For a replaced row, `indices` contains
+    the bad sample, but inputs and labels are those of its substitute.
     """
 
     inputs: dict[str, Tensor]
@@ -91,16 +95,44 @@ class Batch:
     mixed: Mixed | None = None
     cursor: Cursor | None = None
     substitutes: tuple[Substitute, ...] = ()
+    offsets: Tensor | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows b."""
+        return len(self.indices)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         """Return the batch with `change` applied to every tensor."""
-        mixed = self.mixed and Mixed(change(self.mixed.labels), change(self.mixed.weights))
+        mixed = self.mixed and Mixed(
+            change(self.mixed.labels),
+            change(self.mixed.weights),
+            None if self.mixed.offsets is None else change(self.mixed.offsets),
+        )
         return replace(
             self,
             inputs={name: change(tensor) for name, tensor in self.inputs.items()},
             labels=change(self.labels),
             indices=change(self.indices),
             mixed=mixed,
+            offsets=None if self.offsets is None else change(self.offsets),
+        )
+
+    def rows(self, start: int, stop: int) -> "Batch":
+        """Return the batch of the rows `start` to `stop - 1`, with views of this one's tensors."""
+        rows = slice(start, stop)
+        labels, offsets = _rows_of(self.labels, self.offsets, rows)
+        mixed = self.mixed
+        if mixed is not None:
+            second, of_second = _rows_of(mixed.labels, mixed.offsets, rows)
+            mixed = Mixed(second, mixed.weights[rows], of_second)
+        return replace(
+            self,
+            inputs={name: tensor[rows] for name, tensor in self.inputs.items()},
+            labels=labels,
+            indices=self.indices[rows],
+            mixed=mixed,
+            offsets=offsets,
         )
 
     def pin_memory(self) -> "Batch":
@@ -127,5 +159,14 @@ class Batch:
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors that `to` moves to a device."""
-        mixed = [] if self.mixed is None else [self.mixed.labels, self.mixed.weights]
-        return [*self.inputs.values(), self.labels, *mixed]
+        of_mixed = [] if self.mixed is None else vars(self.mixed).values()
+        tensors = [*self.inputs.values(), self.labels, self.offsets, *of_mixed]
+        return [tensor for tensor in tensors if tensor is not None]
+
+
+def _rows_of(labels: Tensor, offsets: Tensor | None, rows: slice) -> tuple[Tensor, Tensor | None]:
+    if offsets is None:
+        return labels[rows], None
+    offsets = offsets[rows.start : rows.stop + 1]
+    first, end = offsets[[0, -1]].tolist()
+    return labels[first:end], offsets - first
