@@ -4,8 +4,7 @@
 The samples are a few hundred glyphs. Every class has a generated name and is below one of 1,000
 nodes, so that label trees are built from the hierarchy. Each step of the path runs in its own
 processes, whose memory is polled. The memory of the largest one is compared with `kway plan`, and
-shown without the pages of mapped files, such as the class list and the code of libraries. The plan
-of a V-tree is an upper bound, because it assumes the largest tree.
+shown without the pages of mapped files, such as the class list and the code of libraries.
 
 With `--share N`, one process trains and evaluates as the first of N ranks, which divide the classes
 among themselves. The others are simulated: torch's fake process group returns the data of this rank

@@ -8,8 +8,11 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from safetensors import safe_open
 
+from data.shards.hierarchy import ClassPath, ClassPaths
 from heads.build import ROW_DTYPES
 from heads.engine.block_size import bytes_of_class, saved_blocks
 from heads.engine.torch_walk import ComputedBlock
@@ -37,10 +40,11 @@ ROUNDING = 110
 
 @dataclass(frozen=True)
 class Classes:
-    """Upper bounds for the nodes of the label tree, which is not built.
+    """The nodes of the label tree, which is not built.
 
     nodes: nodes to shard; inner: nodes with children; depth: mean number of nodes on the path of a
-    class; boundary: nodes that ranks other than their owners need.
+    class; boundary: nodes that ranks other than their owners need. is_bound: these are upper
+    bounds.
     """
 
     num_classes: int
@@ -48,18 +52,48 @@ class Classes:
     depth: float = 1.0
     boundary: int = 0
     inner: int = 0
+    is_bound: bool = False
 
     @classmethod
-    def of(cls, recipe: Recipe, num: int, *, class_ranks: int) -> "Classes":
-        """The bounds of a U-tree with one node per class, or of a V-tree in which all inner nodes
-        have two children."""
-        if recipe.head.weights.kind in ("dense", "factored"):
+    def of(
+        cls, recipe: Recipe, num: int, *, class_ranks: int, paths: ClassPaths | None = None
+    ) -> "Classes":
+        """Return the nodes of a V-tree from the hierarchy `paths` of the classes, or from the size
+        of its file, whose inner nodes are assumed to be a balanced binary tree. Otherwise, return
+        the bounds of a U-tree with one node per class, or of a V-tree in which all inner nodes have
+        two children."""
+        weights, loss = recipe.head.weights, recipe.head.loss
+        if weights.kind == "dense" or weights.kind == "factored":
             return cls(num, num)
-        if recipe.head.loss.over_nodes:  # each node is a column of the logits
-            return cls(num, 2 * num - 1)
-        levels = max(1, (num - 1).bit_length())
-        nodes = num if recipe.head.weights.kind == "utree" else 2 * num - 1
-        return cls(num, nodes, levels + 1.0, min(nodes, (class_ranks - 1) * levels), num - 1)
+        inner, depth, is_bound = num - 1, 0.0, True
+        if weights.kind == "vtree" and paths is not None:
+            inner, depth, is_bound = *_inner_and_depth(paths), False
+        elif weights.kind == "vtree" and (path := weights.tree.file) is not None and path.is_file():
+            with safe_open(path, framework="numpy") as file:
+                inner, is_bound = file.get_slice("parent").get_shape()[0] - num, False
+        nodes = num + inner * (weights.kind == "vtree")
+        if loss.over_nodes:  # each node is a column of the logits
+            return cls(num, nodes, is_bound=is_bound)
+        levels = max(1, inner.bit_length())
+        boundary = min(nodes, (class_ranks - 1) * levels)
+        return cls(num, nodes, depth or levels + 1.0, boundary, inner, is_bound)
+
+
+def _inner_and_depth(paths: ClassPaths) -> tuple[int, float]:
+    """Return the number of inner nodes of `label_tree_of_paths`, which omits nodes with a single
+    child, and the mean number of nodes on the path of a class."""
+    counts = np.bincount(paths.of_class, minlength=len(paths.distinct)).tolist()
+    children: Counter[ClassPath] = Counter()
+    for path, count in zip(paths.distinct, counts, strict=True):
+        children[path] += count
+    for node in {path[:end] for path in paths.distinct for end in range(1, len(path) + 1)}:
+        children[node[:-1]] += 1
+    inner = {node for node, count in children.items() if node and count != 1}
+    depth = sum(
+        count * sum(path[:end] in inner for end in range(1, len(path) + 1))
+        for path, count in zip(paths.distinct, counts, strict=True)
+    )
+    return len(inner), 1 + depth / len(paths.of_class)
 
 
 @dataclass(frozen=True)

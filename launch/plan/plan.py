@@ -5,7 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from data.remote.config import is_url
-from data.shards.manifest import MANIFEST
+from data.shards.hierarchy import class_paths
+from data.shards.manifest import MANIFEST, Manifest
 from data.shards.mixture import load_manifest
 from launch.plan.cluster import BYTES_PER_GBIT, Cluster, Machine
 from launch.plan.head import Classes, Head
@@ -49,7 +50,8 @@ class Plan:
         )
         shard_ranks = train.strategy.shard_ranks(ranks, request.gpus)
         self.cluster = Cluster(machine, request.nodes, request.gpus, class_ranks, shard_ranks)
-        in_shards, bytes_of_vectors = classes_of_shards(recipe.data)
+        manifest = manifest_of_shards(recipe.data)
+        in_shards = None if manifest is None else len(manifest.classes)
         num_classes = request.classes or in_shards or recipe.head.num_classes
         if num_classes is None:
             raise ValueError(
@@ -66,7 +68,10 @@ class Plan:
         else:
             self.backbone = trace_backbone(recipe, rows=rows, ranks=ranks, cuda=is_cuda)
             known.append(self.backbone)
-        self.classes = Classes.of(recipe, num_classes, class_ranks=class_ranks)
+        paths = None
+        if manifest is not None and num_classes == in_shards and recipe.head.needs_hierarchy:
+            paths = class_paths(recipe.data.shards, manifest)
+        self.classes = Classes.of(recipe, num_classes, class_ranks=class_ranks, paths=paths)
         self.head = Head(recipe, self.backbone, self.classes, self.cluster)
         of_backbone = BackboneShare.of(self.head)
         self.memory = device_memory(self.head, of_backbone)
@@ -74,8 +79,9 @@ class Plan:
         copied = self.checkpoint.of_rank * recipe.checkpoint.in_background
         if is_cuda and copied:  # torch rounds pinned memory up to a power of two
             copied = 1 << (copied - 1).bit_length()
+        vectors = Path(recipe.data.shards) / ((manifest and manifest.label_vectors) or "none")
         others = {
-            "label vectors": (bytes_of_vectors,) * 3,
+            "label vectors": (vectors.stat().st_size if vectors.is_file() else 0,) * 3,
             "checkpoint being written": (0, copied, 0),
         }
         self.host = host_memory(self.head, self.memory, others)
@@ -93,14 +99,12 @@ class Plan:
         return self.checkpoint.interval(failures_per_second=failures)
 
 
-def classes_of_shards(data: DataConfig) -> tuple[int | None, int]:
-    """Return the number of classes, or None if the shards are not on this machine, and the bytes of
-    the label vectors."""
+def manifest_of_shards(data: DataConfig) -> Manifest | None:
+    """Return the manifest of the shards and their mixture, or None if they are not on this
+    machine."""
     if any(is_url(folder) or not (Path(folder) / MANIFEST).is_file() for folder in data.addresses):
-        return None, 0
-    manifest = load_manifest(data)
-    vectors = Path(data.shards) / (manifest.label_vectors or "none")
-    return len(manifest.classes), vectors.stat().st_size if vectors.is_file() else 0
+        return None
+    return load_manifest(data)
 
 
 def changes(plan: Plan) -> list[tuple[str, Plan]]:

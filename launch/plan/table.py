@@ -52,7 +52,7 @@ def _rows_of(memory: MemoryTable) -> Iterator[tuple[str, ...]]:
 def _headline(plan: Plan) -> Text:
     cluster, head, train = plan.cluster, plan.head, plan.recipe.train
     config, classes = plan.recipe.head, plan.classes
-    bound = " (at most, depending on the label tree)" if classes.nodes > classes.num_classes else ""
+    bound = " (at most, depending on the label tree)" if classes.is_bound else ""
     return Text(
         f"{plan.recipe.run}: {cluster.nodes} x {cluster.gpus} x {plan.machine.name}, mesh data "
         f"{cluster.size('data')} x class {cluster.class_ranks}, {train.strategy.label}, "

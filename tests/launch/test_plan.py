@@ -5,9 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
+from data.shards.hierarchy import ClassPaths
+from heads.tree import label_tree_of_paths
+from heads.tree.named_tree import NamedTree
 from launch.plan.cluster import Cluster, Collective, Machine
 from launch.plan.head import Classes, LossCost
 from launch.plan.memory import CheckpointCost
@@ -340,10 +344,28 @@ def test_sizes_and_durations_are_printed_with_three_digits():
     assert durations == ["-", "< 0.1 us", "2 us", "500 ms", "90 s", "11.6 d"]
 
 
-def test_trees_are_planned_with_their_largest_size(tmp_path: Path):
+def test_unknown_trees_are_planned_with_their_largest_size(tmp_path: Path):
     assert Classes.of(glyph_recipe(tmp_path, tmp_path), 5, class_ranks=4) == Classes(5, 5)
     tree = planned(tmp_path, head={"weights": {"kind": "vtree"}})
+    assert tree.classes.is_bound
     assert tree.classes.nodes == 1999
+
+
+def test_known_trees_are_planned_with_their_size(tmp_path: Path):
+    distinct: list[tuple[str, ...]] = [("a",), ("a", "b"), ("a", "c", "d"), ("e",), ()]
+    paths = ClassPaths(distinct, np.array([0, 1, 1, 2, 2, 3, 4], np.int32))
+    tree, inner = label_tree_of_paths(*paths)
+    vtree = {"kind": "vtree", "tree": {"kind": "hierarchy"}}
+    recipe = glyph_recipe(tmp_path, tmp_path, head={"weights": vtree})
+    found = Classes.of(recipe, 7, class_ranks=1, paths=paths)
+    assert (found.nodes, found.inner) == (tree.num_nodes, len(inner))
+    assert found.depth == pytest.approx(1 + tree.depth[tree.node_of_class].mean())
+    NamedTree(tree, tuple("abcdefg"), inner).save(tmp_path / "tree.safetensors")
+    of_file = {"kind": "vtree", "tree": {"file": str(tmp_path / "tree.safetensors")}}
+    found = Classes.of(
+        glyph_recipe(tmp_path, tmp_path, head={"weights": of_file}), 7, class_ranks=1
+    )
+    assert (found.nodes, found.inner, found.is_bound) == (tree.num_nodes, len(inner), False)
 
 
 # ---- the memory of real steps

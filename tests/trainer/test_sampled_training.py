@@ -11,7 +11,7 @@ from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
 from data.sources import Glyphs
 from launch.commands.evaluate import evaluate
-from launch.plan.plan import classes_of_shards
+from launch.plan.plan import manifest_of_shards
 from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe
 from tests.system.runs import losses, samples_by_step
@@ -84,7 +84,9 @@ def test_a_mixture_is_trained_resumed_on_other_ranks_evaluated_exported_and_plan
     assert load_evaluation(recipe.run / "evaluations", step=6).metrics == measured
     export_run(recipe.run, tmp_path / "bundle", rank_world())
     assert len(Bundle.open(tmp_path / "bundle").classes) == 15
-    assert classes_of_shards(recipe.data)[0] == 15
+    manifest = manifest_of_shards(recipe.data)
+    assert manifest is not None
+    assert len(manifest.classes) == 15
 
 
 def test_a_run_cannot_resume_with_a_different_mixture(
