@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from data.classes.columns import mapped_columns, write_columns
-from data.classes.strings import CHUNK, Strings, equal_strings
+from data.classes.strings import CHUNK, Strings, equal_strings, hash_of
 from data.files import flush, sha256_of
 
 
@@ -163,8 +163,8 @@ class ClassList(Sequence[ClassInfo]):
 
     def _search(self, name: str) -> int | None:
         try:
-            wanted = Strings.of([name]).hashes()[0]
-        except ValueError:  # a lone surrogate, which no name contains
+            wanted = np.uint64(hash_of(name))
+        except UnicodeEncodeError:  # a lone surrogate, which no name contains
             return None
         hashes, by_hash = self.columns["name_hashes"], self.columns["ids_by_hash"]
         position = int(np.searchsorted(hashes, wanted))

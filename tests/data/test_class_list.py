@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import data.classes.class_list
 import data.classes.strings
 from data.classes.class_list import ClassInfo, ClassList
-from data.classes.strings import CHUNK, Strings
+from data.classes.strings import CHUNK, Strings, hash_of
 from data.config import DataConfig
 from data.shards import manifest
 from data.shards.manifest import CLASSES, Manifest
@@ -45,6 +46,7 @@ def test_a_hash_depends_only_on_the_string() -> None:
     assert (column[70_000:70_002].hashes() == hashes[70_000:70_002]).all()
     # Files contain the hashes, so they must never change.
     assert Strings.of(["ab"]).hashes()[0] == 17150621014597373479
+    assert [hash_of(name) for name in NAMES] == Strings.of(NAMES).hashes().tolist()
 
 
 def test_a_class_list_returns_the_classes_from_which_it_was_made(tmp_path: Path) -> None:
@@ -73,6 +75,7 @@ def test_names_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         data.classes.strings, "_hashes", lambda chunk: np.zeros(len(chunk), np.uint64)
     )
+    monkeypatch.setattr(data.classes.class_list, "hash_of", lambda name: 0)
     classes = ClassList.of_names(NAMES[1:])
     assert [classes.find(name) for name in wanted] == expected
     assert classes.find_all(wanted).tolist() == [-1 if one is None else one for one in expected]
