@@ -183,6 +183,8 @@ def show(
                 samples, found = len(one), one.class_counts()
             counts += found
             without = samples - int(found.sum())
+            if one.offsets is not None:
+                without = int(np.count_nonzero(np.diff(one.offsets) == 0))
             no_class = f" ({without:,} without a class)" if without else ""
             table.add_row(
                 table_cell(name),
