@@ -235,14 +235,15 @@ class Split:
         """
         if (offsets := self._index.offsets) is not None:
             starts, ends = offsets[samples], offsets[samples + 1]
-            # Label n of the result is at index n of the batch plus the difference of its row.
+            # The labels of a sample are adjacent, and end at `within` in the batch.
             within = np.cumsum(ends - starts)
             positions = np.repeat(ends - within, ends - starts) + np.arange(within[-1:].sum())
             labels = self._index.labels[positions]
             is_sound = np.ones(len(samples), bool)
             bad = np.flatnonzero(~_has_class(labels, self.num_classes))
             is_sound[np.searchsorted(within, bad, side="right")] = False
-            sets = np.split(labels.astype(np.int64), within[:-1])[: len(samples)]
+            labels = labels.astype(np.int64)
+            sets = [labels[start:end] for start, end in pairwise([0, *within.tolist()])]
             return sets, self._contents(samples, is_sound)
         labels = self._index.labels[samples]
         has_class = _has_class(labels, self.num_classes)
