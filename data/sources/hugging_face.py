@@ -137,12 +137,9 @@ class HuggingFace(PackedImages, FirstPassSource, HeldOutByHash):
             key = split.replace(".", "_")  # a dot would begin the extension of the file
             for row, label in enumerate(labels):
                 if label is not None:
-                    content, name, spelling = f"{split} {row}".encode(), "", label
-                    if self.label_sets:
-                        name, spelling = joined_names(label)
-                    else:
-                        name = class_name(label)
-                    yield Row(file, row, f"{key}-{row}", content, name, spelling, given)
+                    content = f"{split} {row}".encode()
+                    names = joined_names(label) if self.label_sets else (class_name(label), label)
+                    yield Row(file, row, f"{key}-{row}", content, *names, given)
 
     @property
     def input(self) -> object:

@@ -173,8 +173,8 @@ class Table(PackedImages, RecordSource):
         except ValueError as error:
             raise ValueError(f"{file.where(record.position)}: the row {error}") from error
         if row is None:
-            label = "" if self.has_sets else " or label"
-            counts[f"rows without text{' or' if self.has_sets else ','} path{label} skipped"] += 1
+            missing = "text or path" if self.has_sets else "text, path or label"
+            counts[f"rows without {missing} skipped"] += 1
         else:
             yield row
 

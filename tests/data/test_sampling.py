@@ -147,6 +147,10 @@ def test_samples_with_an_invalid_label_are_drawn_at_their_natural_rate() -> None
     assert groups.sizes.tolist() == [7, 1, 2]
     assert np.allclose(groups.shares, [0.4, 0.4, 0.2])
     assert sorted(groups.members[-2:].tolist()) == [1, 4]
+    sets = np.array([0, 7, 1, 0, 1], np.int32), np.array([0, 2, 3, 3, 5])  # 2 is empty
+    groups = class_groups(sets[0], 3, 0.0, sets[1])
+    assert groups.members.tolist() == [3, 1, 3, 0, 2]
+    assert np.allclose(groups.shares, [0.25, 0.25, 0.5])
 
 
 @settings(deadline=None)
