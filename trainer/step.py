@@ -30,13 +30,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from data.loading.batch import Batch
-from heads import FactoredHead
-from heads.collectives import all_reduce_sum
+from heads import FactoredHead, LabelSets
+from heads.collectives import all_gather_equal, all_reduce_sum
 from heads.engine.agreement import non_finite_rows
-from heads.engine.inputs import NOTHING_COUNTS
+from heads.engine.inputs import NO_LABELS, NOTHING_COUNTS
+from heads.label_sets import concatenate_labels
 from trainer.backbone.batch_norm import BufferCopies, follow_first_rank
 from trainer.optimizers import set_rate
-from trainer.task import Task
+from trainer.task import Task, labels_of
 from trainer.world import random_state, set_random_state
 
 _POLL_SECONDS = 1e-4
@@ -80,12 +81,14 @@ class Gradients:
 
     `loss` is the unscaled loss, a scalar on the device. `parts` contains the losses of the
     micro-batches, and `part_weights` contains the sums of their row weights over all ranks (None if
-    every row has the weight 1).
+    every row has the weight 1). `num_labels` is the number of labels of the global batch if its
+    rows have label sets.
     """
 
     loss: Tensor
     parts: Sequence[PartLoss]
     part_weights: Tensor | None = None
+    num_labels: int | None = None
 
 
 class StepNumbers:
@@ -106,7 +109,7 @@ class StepNumbers:
         loss_scale: Tensor | float = 1.0,
         log_scale: Tensor | None = None,
     ) -> None:
-        self.step, self.parts = step, gradients.parts
+        self.step, self.parts, self.num_labels = step, gradients.parts, gradients.num_labels
         loss, weights = gradients.loss, gradients.part_weights
         is_finite = loss.isfinite() & norm.isfinite()
         self.skipped = ~is_finite
@@ -237,7 +240,8 @@ def read_numbers(
     if is_finite:
         return Numbers(loss, norm)
     if not weight:
-        raise ValueError(f"step {taken.step}: {NOTHING_COUNTS}")
+        what = NO_LABELS if taken.num_labels == 0 else NOTHING_COUNTS
+        raise ValueError(f"step {taken.step}: {what}")
     reason = f"the loss is {loss} and the gradient norm is {norm}"
     size = len(of_parts) // len(taken.parts)
     for index, part in enumerate(taken.parts if explains else ()):
@@ -288,7 +292,7 @@ def compute_gradients(task: Task, batch: Batch, *, step: int) -> Gradients:
     loss = parts.backward_with_cached_gradients() if caches else parts.backward_one_by_one()
     if task.recipe.backbone.batch_norm == "local":
         follow_first_rank(task.backbone, task.world.group)
-    return Gradients(loss, parts.losses, parts.weights)
+    return Gradients(loss, parts.losses, parts.weights, parts.num_labels)
 
 
 def _check_labels(task: Task, batch: Batch, step: int) -> None:
@@ -309,27 +313,32 @@ def _check_labels(task: Task, batch: Batch, step: int) -> None:
 
 
 def split_batch(batch: Batch, num_parts: int) -> list[Batch]:
-    """Split a batch into `num_parts` batches of consecutive rows, some of which may be empty."""
+    """Split a batch into `num_parts` batches of consecutive rows, some of which may be empty.
+
+    Several parts of a batch with label sets wait for the device of its offsets.
+    """
+    if num_parts == 1:
+        return [batch]
     ends = [batch.num_rows * part // num_parts for part in range(num_parts + 1)]
     return [batch.rows(*pair) for pair in pairwise(ends)]
 
 
-def targets(parts: Sequence[Batch]) -> tuple[Tensor, Tensor | None]:
-    """Return the labels of `parts` and their weights. The weights are None if there are no mixed
-    rows.
+def targets(parts: Sequence[Batch]) -> tuple[Tensor | LabelSets, Tensor | None]:
+    """Return the labels of `parts` and the weights of their rows. The weights are None if there are
+    no mixed rows.
 
     With mixed rows, the labels [2 b] are the first classes of all rows followed by their second
-    classes. The loss of a mixed row is then the weighted mean of the losses for its two classes.
-    With `batch_ce`, the loss is larger by log 2, because the partition sum contains every row
-    twice.
+    classes, or the label sets. The loss of a mixed row is then the weighted mean of the losses for
+    its two classes. With `batch_ce`, the loss is larger by log 2, because the partition sum
+    contains every row twice.
     """
-    labels = [part.labels for part in parts]
+    labels = [labels_of(part) for part in parts]
     second = [part.mixed for part in parts if part.mixed is not None]
     if not second:
-        return torch.cat(labels), None
+        return concatenate_labels(labels), None
     shares = torch.cat([mixed.weights for mixed in second])
-    labels += [mixed.labels for mixed in second]
-    return torch.cat(labels), torch.cat([shares, 1 - shares])
+    labels += [labels_of(mixed) for mixed in second]
+    return concatenate_labels(labels), torch.cat([shares, 1 - shares])
 
 
 @dataclass(frozen=True)
@@ -345,10 +354,33 @@ class _Parts:
         """The row weights of each part, summed over all ranks; None if every row has the weight 1
         (collective)."""
         head = self.task.head
-        if head.has_uniform_rows:
+        if head.has_uniform_rows and not self._have_sets:
             return None
         sums = [head.row_weights(*targets([batch])).sum() for batch in self.batches]
         return all_reduce_sum(torch.stack(sums), self.task.world.group)
+
+    @property
+    def _have_sets(self) -> bool:
+        return self.batches[0].offsets is not None
+
+    @cached_property
+    def _labels_of_ranks(self) -> list[list[int]]:
+        """The number of labels of each rank in each part (collective).
+
+        It depends on the samples, and only this rank knows which of its own were replaced. The
+        exchange uses CPU tensors and gloo, so it does not wait for the device.
+        """
+        num_labels = []
+        for batch in self.batches:
+            second = 0 if batch.mixed is None else len(batch.mixed.labels)
+            num_labels.append(len(batch.labels) + second)
+        of_ranks = all_gather_equal(torch.tensor(num_labels), self.task.world.group)
+        return [each.tolist() for each in of_ranks]
+
+    @property
+    def num_labels(self) -> int | None:
+        """The number of labels of the global batch if its rows have label sets (collective)."""
+        return sum(map(sum, self._labels_of_ranks)) if self._have_sets else None
 
     def shares(self) -> Sequence[Tensor | float]:
         """Return the fraction of the global batch's row weights in each part (collective).
@@ -400,7 +432,7 @@ class _Parts:
         # therefore draws the same random numbers (dropout), and it must not update the batch norm
         # statistics again.
         buffers = BufferCopies(task.backbone)
-        gradients = gradient.split([len(batch.labels) for batch in self.batches])
+        gradients = gradient.split([batch.num_rows for batch in self.batches])
         for index, (batch, state, grad) in enumerate(
             zip(self.batches, states, gradients, strict=True)
         ):
@@ -426,6 +458,8 @@ class _Parts:
         if not isinstance(task.head, FactoredHead):
             copies = 1 if weights is None else 2
             known["rows_of_ranks"] = [copies * num_rows for num_rows in self._rows_of_ranks(part)]
+            if self._have_sets:
+                known["labels_of_ranks"] = [sum(each[part]) for each in self._labels_of_ranks]
         # Run backward in this thread, so that `collective_hook` covers its collectives.
         with task.phases("head"), torch.autograd.set_multithreading_enabled(False):
             try:
