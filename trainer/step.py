@@ -427,7 +427,10 @@ class _Parts:
                 outputs.append(self._forward(batch, last=False))
         after = random_state(device)
         task.head.accumulates = False
-        loss, gradient = self._loss(torch.cat(outputs), slice(0, len(self.batches)), 1.0)
+        share: Tensor | float = 1.0
+        if self._have_sets and self.weights is not None:  # as in `shares`, NaN without labels
+            share = self.weights.sum() / self.weights.sum()
+        loss, gradient = self._loss(torch.cat(outputs), slice(0, len(self.batches)), share)
         # The cached gradients are correct only for the features of the first pass. The second pass
         # therefore draws the same random numbers (dropout), and it must not update the batch norm
         # statistics again.
