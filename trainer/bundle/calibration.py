@@ -61,6 +61,11 @@ class Calibration:
         return len(class_ids_of(self.labels).unique())
 
     @property
+    def measure(self) -> str:
+        """The name of `accuracy`."""
+        return "precision at 1" if isinstance(self.labels, LabelSets) else "top-1 accuracy"
+
+    @property
     def accuracy(self) -> float:
         """The fraction of the samples whose class, or one of them, has the highest logit."""
         if isinstance(self.labels, LabelSets):
@@ -143,7 +148,7 @@ class LabeledSamples:
         """Return a model card with the section about the thresholds from these samples."""
         section = (
             f"{thresholds_section(found.thresholds)}\nMeasured on {found.num_samples} samples of "
-            f"split `{self.options.split}` of {self.manifest.source}: top-1 accuracy "
+            f"split `{self.options.split}` of {self.manifest.source}: {found.measure} "
             f"{found.accuracy:.4f}.\n"
         )
         return with_section(card, section)

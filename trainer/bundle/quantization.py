@@ -127,8 +127,8 @@ float32 on {found.calibration.num_samples} samples:
 
 | measure | value |
 |---|---|
-| top-1 accuracy, {precision} | {found.calibration.accuracy:.4f} |
-| top-1 accuracy, float32 | {found.float32_accuracy:.4f} |
+| {found.calibration.measure}, {precision} | {found.calibration.accuracy:.4f} |
+| {found.calibration.measure}, float32 | {found.float32_accuracy:.4f} |
 | samples with the same top-1 class | {found.agreement:.4f} |
 | largest difference of a score | {found.largest_difference:.4g} |
 """
