@@ -33,7 +33,7 @@ from data.loading.batch import Batch
 from heads import FactoredHead, LabelSets
 from heads.collectives import all_gather_equal, all_reduce_sum
 from heads.engine.agreement import non_finite_rows
-from heads.engine.inputs import NO_LABELS, NOTHING_COUNTS
+from heads.engine.inputs import NOTHING_COUNTS
 from heads.label_sets import concatenate_labels
 from trainer.backbone.batch_norm import BufferCopies, follow_first_rank
 from trainer.optimizers import set_rate
@@ -81,14 +81,12 @@ class Gradients:
 
     `loss` is the unscaled loss, a scalar on the device. `parts` contains the losses of the
     micro-batches, and `part_weights` contains the sums of their row weights over all ranks (None if
-    every row has the weight 1). `num_labels` is the number of labels of the global batch if its
-    rows have label sets.
+    every row has the weight 1).
     """
 
     loss: Tensor
     parts: Sequence[PartLoss]
     part_weights: Tensor | None = None
-    num_labels: int | None = None
 
 
 class StepNumbers:
@@ -109,7 +107,7 @@ class StepNumbers:
         loss_scale: Tensor | float = 1.0,
         log_scale: Tensor | None = None,
     ) -> None:
-        self.step, self.parts, self.num_labels = step, gradients.parts, gradients.num_labels
+        self.step, self.parts = step, gradients.parts
         loss, weights = gradients.loss, gradients.part_weights
         is_finite = loss.isfinite() & norm.isfinite()
         self.skipped = ~is_finite
@@ -240,8 +238,7 @@ def read_numbers(
     if is_finite:
         return Numbers(loss, norm)
     if not weight:
-        what = NO_LABELS if taken.num_labels == 0 else NOTHING_COUNTS
-        raise ValueError(f"step {taken.step}: {what}")
+        raise ValueError(f"step {taken.step}: {NOTHING_COUNTS}")
     reason = f"the loss is {loss} and the gradient norm is {norm}"
     size = len(of_parts) // len(taken.parts)
     for index, part in enumerate(taken.parts if explains else ()):
@@ -282,7 +279,7 @@ def compute_gradients(task: Task, batch: Batch, *, step: int) -> Gradients:
     if task.has_checked_inputs:
         _check_labels(task, batch, step)
     parts = _Parts(task, split_batch(batch.to(task.world.device), task.micro_batches))
-    if not task.has_checked_inputs:
+    if not task.has_checked_inputs and parts.num_labels:
         # These checks make the host wait. They also compare the label trees of the ranks.
         labels, weights = targets(parts.batches)
         features = torch.empty(len(labels), head.dim, device=task.world.device)
@@ -292,7 +289,7 @@ def compute_gradients(task: Task, batch: Batch, *, step: int) -> Gradients:
     loss = parts.backward_with_cached_gradients() if caches else parts.backward_one_by_one()
     if task.recipe.backbone.batch_norm == "local":
         follow_first_rank(task.backbone, task.world.group)
-    return Gradients(loss, parts.losses, parts.weights, parts.num_labels)
+    return Gradients(loss, parts.losses, parts.weights)
 
 
 def _check_labels(task: Task, batch: Batch, step: int) -> None:
@@ -378,17 +375,21 @@ class _Parts:
         return [each.tolist() for each in of_ranks]
 
     @property
-    def num_labels(self) -> int | None:
-        """The number of labels of the global batch if its rows have label sets (collective)."""
-        return sum(map(sum, self._labels_of_ranks)) if self._have_sets else None
+    def num_labels(self) -> int:
+        """The number of labels of the global batch (collective)."""
+        return sum(map(sum, self._labels_of_ranks)) if self._have_sets else self.task.global_batch
 
     def shares(self) -> Sequence[Tensor | float]:
         """Return the fraction of the global batch's row weights in each part (collective).
 
-        If no row has a positive weight, the shares are NaN, so that the step is skipped.
+        If no row has a positive weight, the shares are NaN, so that the step is skipped. But the
+        loss of a batch without labels is 0 if the loss consists of terms of labels.
         """
         if self.weights is not None:
-            return (self.weights / self.weights.sum()).unbind()
+            total = self.weights.sum()
+            if self._have_sets:
+                total = total.where(total > 0, 1)
+            return (self.weights / total).unbind()
         parts = range(len(self.batches))
         sizes = [sum(self._rows_of_ranks(slice(part, part + 1))) for part in parts]
         return [size / self.task.global_batch for size in sizes]
@@ -427,10 +428,7 @@ class _Parts:
                 outputs.append(self._forward(batch, last=False))
         after = random_state(device)
         task.head.accumulates = False
-        share: Tensor | float = 1.0
-        if self._have_sets and self.weights is not None:  # as in `shares`, NaN without labels
-            share = self.weights.sum() / self.weights.sum()
-        loss, gradient = self._loss(torch.cat(outputs), slice(0, len(self.batches)), share)
+        loss, gradient = self._loss(torch.cat(outputs), slice(0, len(self.batches)), 1.0)
         # The cached gradients are correct only for the features of the first pass. The second pass
         # therefore draws the same random numbers (dropout), and it must not update the batch norm
         # statistics again.
