@@ -81,7 +81,7 @@ class Gradients:
 
     `loss` is the unscaled loss, a scalar on the device. `parts` contains the losses of the
     micro-batches, and `part_weights` contains the sums of their row weights over all ranks (None if
-    every row has the weight 1).
+    every row has the weight 1, or if the rows have label sets: a batch may have no labels).
     """
 
     loss: Tensor
@@ -289,7 +289,7 @@ def compute_gradients(task: Task, batch: Batch, *, step: int) -> Gradients:
     loss = parts.backward_with_cached_gradients() if caches else parts.backward_one_by_one()
     if task.recipe.backbone.batch_norm == "local":
         follow_first_rank(task.backbone, task.world.group)
-    return Gradients(loss, parts.losses, parts.weights)
+    return Gradients(loss, parts.losses, None if parts.have_sets else parts.weights)
 
 
 def _check_labels(task: Task, batch: Batch, step: int) -> None:
@@ -351,13 +351,13 @@ class _Parts:
         """The row weights of each part, summed over all ranks; None if every row has the weight 1
         (collective)."""
         head = self.task.head
-        if head.has_uniform_rows and not self._have_sets:
+        if head.has_uniform_rows and not self.have_sets:
             return None
         sums = [head.row_weights(*targets([batch])).sum() for batch in self.batches]
         return all_reduce_sum(torch.stack(sums), self.task.world.group)
 
     @property
-    def _have_sets(self) -> bool:
+    def have_sets(self) -> bool:
         return self.batches[0].offsets is not None
 
     @cached_property
@@ -377,7 +377,7 @@ class _Parts:
     @property
     def num_labels(self) -> int:
         """The number of labels of the global batch (collective)."""
-        return sum(map(sum, self._labels_of_ranks)) if self._have_sets else self.task.global_batch
+        return sum(map(sum, self._labels_of_ranks)) if self.have_sets else self.task.global_batch
 
     def shares(self) -> Sequence[Tensor | float]:
         """Return the fraction of the global batch's row weights in each part (collective).
@@ -387,7 +387,7 @@ class _Parts:
         """
         if self.weights is not None:
             total = self.weights.sum()
-            if self._have_sets:
+            if self.have_sets:
                 total = total.where(total > 0, 1)
             return (self.weights / total).unbind()
         parts = range(len(self.batches))
@@ -459,7 +459,7 @@ class _Parts:
         if not isinstance(task.head, FactoredHead):
             copies = 1 if weights is None else 2
             known["rows_of_ranks"] = [copies * num_rows for num_rows in self._rows_of_ranks(part)]
-            if self._have_sets:
+            if self.have_sets:
                 known["labels_of_ranks"] = [sum(each[part]) for each in self._labels_of_ranks]
         # Run backward in this thread, so that `collective_hook` covers its collectives.
         with task.phases("head"), torch.autograd.set_multithreading_enabled(False):
