@@ -18,8 +18,6 @@ from heads.slc import positions_of_labels
 
 # Shape legend: n rows, C classes of a block, K all classes, k best classes of a row, P labels.
 
-_ROW = 1 << 31  # above any class ID
-
 
 def inverse_propensities(
     class_counts: Tensor, num_samples: int, *, a: float = 0.55, b: float = 1.5
@@ -55,16 +53,10 @@ def measures_at_k(
             f"there are predictions for {len(predicted)} rows, but label sets of {len(sets)}: pass "
             "the same rows"
         )
-    sets = sets.long()  # the keys below exceed int32
+    sets, predicted = sets.long(), predicted.long()
     num_rows, k = predicted.shape
     device, row_of_label = predicted.device, sets.row_of_label
-    rows = torch.arange(num_rows, device=device).unsqueeze(1)
-    keys = row_of_label * _ROW + sets.labels
-    hits = torch.zeros(num_rows, k, dtype=torch.float64, device=device)
-    if len(keys):
-        wanted = rows * _ROW + predicted
-        found = torch.searchsorted(keys, wanted).clamp_(max=len(keys) - 1)
-        hits = (keys[found] == wanted).double()
+    hits = sets.contain(predicted).double()
     positions = torch.arange(1, k + 1, device=device)
     discounts = 1 / (positions + 1).double().log2()
     sizes = sets.sizes.unsqueeze(1)
@@ -104,16 +96,27 @@ def f1_sums(
 
     `scores` are [n, C], of the classes `class_ids` [C]. A score of at least the threshold of the
     class, `thresholds` [C] or one for all, is a prediction. The ranks of `group` pass the same
-    classes and different rows; n may be 0.
+    classes and different rows; n may be 0. Raises ValueError if the numbers of rows differ.
     """
-    rows, columns = positions_of_labels(labels, class_ids)
+    if len(scores) != len(labels):
+        raise ValueError(
+            f"there are scores of {len(scores)} rows, but labels of {len(labels)}: pass the same "
+            "rows"
+        )
+    _, rows, columns = positions_of_labels(labels, class_ids)
     reached = scores >= thresholds
     counts = [
         torch.bincount(columns[reached[rows, columns]], minlength=len(class_ids)),
         reached.sum(0),
         torch.bincount(columns, minlength=len(class_ids)),
     ]
-    hits, predicted, positives = all_reduce_sum(torch.stack(counts), group).double()
+    return f1_sums_of_counts(*all_reduce_sum(torch.stack(counts), group))
+
+
+def f1_sums_of_counts(hits: Tensor, predicted: Tensor, positives: Tensor) -> Tensor:
+    """Return the same sums from counts [C]: the rows of each class that are predicted, all rows
+    for which it is predicted, and its rows."""
+    hits, predicted, positives = hits.double(), predicted.double(), positives.double()
     of_classes = 2 * hits / (predicted + positives).clamp(min=1)
     return torch.stack([hits, predicted, positives, of_classes, torch.ones_like(hits)]).sum(1)
 

@@ -94,7 +94,7 @@ def block_measures(
             f"a score of class {int(class_ids[column])} is NaN, which cannot be ranked: check the "
             "model's weights and inputs"
         )
-    rows, columns = positions_of_labels(labels, class_ids)
+    _, rows, columns = positions_of_labels(labels, class_ids)
     own = torch.bincount(columns, minlength=num_classes)
     on_ranks = torch.stack(all_gather_equal(own, group))
     positives, before = on_ranks.sum(0), on_ranks[: group_rank(group)].sum(0)
@@ -143,8 +143,11 @@ def _measures(
     )
 
 
-def positions_of_labels(labels: Tensor | LabelSets, class_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Return rows and columns [n] of the true scores in a block of classes, ordered by column.
+def positions_of_labels(
+    labels: Tensor | LabelSets, class_ids: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the indices [n] of the labels in a block of classes, and the rows and columns [n] of
+    their scores, ordered by column.
 
     `labels` [N], or those of label sets of N rows, may be outside the block; `class_ids` [C] are
     distinct, in any order.
@@ -156,7 +159,8 @@ def positions_of_labels(labels: Tensor | LabelSets, class_ids: Tensor) -> tuple[
     found = (ids[positions] == given).nonzero().squeeze(1) if len(ids) else positions[:0]
     columns, by_column = order[positions[found]].sort(stable=True)
     found = found[by_column]
-    return labels.row_of_label[found] if isinstance(labels, LabelSets) else found, columns
+    rows = labels.row_of_label[found] if isinstance(labels, LabelSets) else found
+    return found, rows, columns
 
 
 def _true_scores(

@@ -8,6 +8,10 @@ _LABELS = (
     (r"sa", "similarity accuracy (SA)"),
     (r"auprc", "AUPRC"),
     (r"precision_at_recall_([\d.e-]+)", "precision at recall {}"),
+    (r"(precision|recall)_at_(\d+)", "{} at {}"),
+    (r"ndcg_at_(\d+)", "nDCG at {}"),
+    (r"psp_at_(\d+)", "propensity-scored precision (PSP) at {}"),
+    (r"(micro|macro)_f1_at_recall_([\d.e-]+)", "{} F1 at the thresholds for recall {}"),
 )
 
 

@@ -45,13 +45,18 @@ def print_skipped(path: Path | str) -> None:
 
 
 def summary(manifest: "Manifest") -> str:
-    """Summarize the samples of each split and the number of classes, shards and bytes."""
+    """Summarize the samples of each split and the number of labels (if they are sets), classes,
+    shards and bytes.
+    """
     splits = " + ".join(
         f"{sum(shard.samples for shard in manifest.of_split(split)):,} {split}"
         for split in manifest.splits
     )
     size = sum(shard.bytes for shard in manifest.shards) / 1e6
+    labels = ""
+    if manifest.label_sets:
+        labels = f"{sum(shard.labels or 0 for shard in manifest.shards):,} labels, "
     return (
-        f"{splits} samples, {len(manifest.classes):,} classes, "
+        f"{splits} samples, {labels}{len(manifest.classes):,} classes, "
         f"{pluralize(len(manifest.shards), 'shard')}, {size:,.1f} MB"
     )

@@ -99,7 +99,12 @@ class EvalConfig(FrozenConfig):
         description="evaluation interval during training; the final model is always evaluated",
     )
     batch: int = Field(512, gt=0, description="number of samples per rank and forward pass")
-    topk: tuple[Annotated[int, Field(gt=0)], ...] = Field((1, 5), min_length=1)
+    topk: tuple[Annotated[int, Field(gt=0)], ...] = Field(
+        (1, 5),
+        min_length=1,
+        description="k of the top-k accuracies or, with sets of labels, of precision, recall, nDCG "
+        "and PSP at k",
+    )
     recalls: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field((0.9, 0.99), min_length=1)
     confidence: float = Field(
         0.9,
@@ -110,12 +115,20 @@ class EvalConfig(FrozenConfig):
 
     @property
     def measures(self) -> list[str]:
-        """The names of the metrics. `sa` is computed only if the shards contain label vectors."""
+        """The names of the metrics. `sa` is computed only if the shards contain label vectors, and
+        the metrics of sets of labels, which follow `precision_at_recall_…`, only if they contain
+        those."""
         return [
             *(f"top{k}" for k in self.topk),
             "sa",
             "auprc",
             *(f"precision_at_recall_{recall:g}" for recall in self.recalls),
+            *(
+                f"{name}_at_{k}"
+                for name in ("precision", "recall", "ndcg", "psp")
+                for k in self.topk
+            ),
+            *(f"{name}_f1_at_recall_{r:g}" for r in self.recalls for name in ("micro", "macro")),
         ]
 
 
@@ -125,7 +138,9 @@ class BestConfig(FrozenConfig):
     A checkpoint is then saved after each evaluation. Requires `evaluation.every`.
     """
 
-    measure: str = "top1"
+    measure: str = Field(
+        "top1", description="name of a metric; with sets of labels, top1 is precision_at_1"
+    )
     mode: Literal["max", "min"] = "max"
 
 

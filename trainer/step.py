@@ -30,13 +30,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from data.loading.batch import Batch
-from heads import FactoredHead
-from heads.collectives import all_reduce_sum
+from heads import FactoredHead, LabelSets
+from heads.collectives import all_gather_equal, all_reduce_sum
 from heads.engine.agreement import non_finite_rows
 from heads.engine.inputs import NOTHING_COUNTS
+from heads.label_sets import concatenate_labels
 from trainer.backbone.batch_norm import BufferCopies, follow_first_rank
 from trainer.optimizers import set_rate
-from trainer.task import Task
+from trainer.task import Task, labels_of
 from trainer.world import random_state, set_random_state
 
 _POLL_SECONDS = 1e-4
@@ -80,7 +81,7 @@ class Gradients:
 
     `loss` is the unscaled loss, a scalar on the device. `parts` contains the losses of the
     micro-batches, and `part_weights` contains the sums of their row weights over all ranks (None if
-    every row has the weight 1).
+    every row has the weight 1, or if the rows have label sets: a batch may have no labels).
     """
 
     loss: Tensor
@@ -278,7 +279,7 @@ def compute_gradients(task: Task, batch: Batch, *, step: int) -> Gradients:
     if task.has_checked_inputs:
         _check_labels(task, batch, step)
     parts = _Parts(task, split_batch(batch.to(task.world.device), task.micro_batches))
-    if not task.has_checked_inputs:
+    if not task.has_checked_inputs and parts.num_labels:
         # These checks make the host wait. They also compare the label trees of the ranks.
         labels, weights = targets(parts.batches)
         features = torch.empty(len(labels), head.dim, device=task.world.device)
@@ -288,7 +289,7 @@ def compute_gradients(task: Task, batch: Batch, *, step: int) -> Gradients:
     loss = parts.backward_with_cached_gradients() if caches else parts.backward_one_by_one()
     if task.recipe.backbone.batch_norm == "local":
         follow_first_rank(task.backbone, task.world.group)
-    return Gradients(loss, parts.losses, parts.weights)
+    return Gradients(loss, parts.losses, None if parts.have_sets else parts.weights)
 
 
 def _check_labels(task: Task, batch: Batch, step: int) -> None:
@@ -309,27 +310,32 @@ def _check_labels(task: Task, batch: Batch, step: int) -> None:
 
 
 def split_batch(batch: Batch, num_parts: int) -> list[Batch]:
-    """Split a batch into `num_parts` batches of consecutive rows, some of which may be empty."""
+    """Split a batch into `num_parts` batches of consecutive rows, some of which may be empty.
+
+    Several parts of a batch with label sets wait for the device of its offsets.
+    """
+    if num_parts == 1:
+        return [batch]
     ends = [batch.num_rows * part // num_parts for part in range(num_parts + 1)]
     return [batch.rows(*pair) for pair in pairwise(ends)]
 
 
-def targets(parts: Sequence[Batch]) -> tuple[Tensor, Tensor | None]:
-    """Return the labels of `parts` and their weights. The weights are None if there are no mixed
-    rows.
+def targets(parts: Sequence[Batch]) -> tuple[Tensor | LabelSets, Tensor | None]:
+    """Return the labels of `parts` and the weights of their rows. The weights are None if there are
+    no mixed rows.
 
     With mixed rows, the labels [2 b] are the first classes of all rows followed by their second
-    classes. The loss of a mixed row is then the weighted mean of the losses for its two classes.
-    With `batch_ce`, the loss is larger by log 2, because the partition sum contains every row
-    twice.
+    classes, or the label sets. The loss of a mixed row is then the weighted mean of the losses for
+    its two classes. With `batch_ce`, the loss is larger by log 2, because the partition sum
+    contains every row twice.
     """
-    labels = [part.labels for part in parts]
+    labels = [labels_of(part) for part in parts]
     second = [part.mixed for part in parts if part.mixed is not None]
     if not second:
-        return torch.cat(labels), None
+        return concatenate_labels(labels), None
     shares = torch.cat([mixed.weights for mixed in second])
-    labels += [mixed.labels for mixed in second]
-    return torch.cat(labels), torch.cat([shares, 1 - shares])
+    labels += [labels_of(mixed) for mixed in second]
+    return concatenate_labels(labels), torch.cat([shares, 1 - shares])
 
 
 @dataclass(frozen=True)
@@ -345,18 +351,45 @@ class _Parts:
         """The row weights of each part, summed over all ranks; None if every row has the weight 1
         (collective)."""
         head = self.task.head
-        if head.has_uniform_rows:
+        if head.has_uniform_rows and not self.have_sets:
             return None
         sums = [head.row_weights(*targets([batch])).sum() for batch in self.batches]
         return all_reduce_sum(torch.stack(sums), self.task.world.group)
 
+    @property
+    def have_sets(self) -> bool:
+        return self.batches[0].offsets is not None
+
+    @cached_property
+    def _labels_of_ranks(self) -> list[list[int]]:
+        """The number of labels of each rank in each part (collective).
+
+        It depends on the samples, and only this rank knows which of its own were replaced. The
+        exchange uses CPU tensors and gloo, so it does not wait for the device.
+        """
+        num_labels = []
+        for batch in self.batches:
+            second = 0 if batch.mixed is None else len(batch.mixed.labels)
+            num_labels.append(len(batch.labels) + second)
+        of_ranks = all_gather_equal(torch.tensor(num_labels), self.task.world.group)
+        return [each.tolist() for each in of_ranks]
+
+    @property
+    def num_labels(self) -> int:
+        """The number of labels of the global batch (collective)."""
+        return sum(map(sum, self._labels_of_ranks)) if self.have_sets else self.task.global_batch
+
     def shares(self) -> Sequence[Tensor | float]:
         """Return the fraction of the global batch's row weights in each part (collective).
 
-        If no row has a positive weight, the shares are NaN, so that the step is skipped.
+        If no row has a positive weight, the shares are NaN, so that the step is skipped. But the
+        loss of a batch without labels is 0 if the loss consists of terms of labels.
         """
         if self.weights is not None:
-            return (self.weights / self.weights.sum()).unbind()
+            total = self.weights.sum()
+            if self.have_sets:
+                total = total.where(total > 0, 1)
+            return (self.weights / total).unbind()
         parts = range(len(self.batches))
         sizes = [sum(self._rows_of_ranks(slice(part, part + 1))) for part in parts]
         return [size / self.task.global_batch for size in sizes]
@@ -400,7 +433,7 @@ class _Parts:
         # therefore draws the same random numbers (dropout), and it must not update the batch norm
         # statistics again.
         buffers = BufferCopies(task.backbone)
-        gradients = gradient.split([len(batch.labels) for batch in self.batches])
+        gradients = gradient.split([batch.num_rows for batch in self.batches])
         for index, (batch, state, grad) in enumerate(
             zip(self.batches, states, gradients, strict=True)
         ):
@@ -426,6 +459,8 @@ class _Parts:
         if not isinstance(task.head, FactoredHead):
             copies = 1 if weights is None else 2
             known["rows_of_ranks"] = [copies * num_rows for num_rows in self._rows_of_ranks(part)]
+            if self.have_sets:
+                known["labels_of_ranks"] = [sum(each[part]) for each in self._labels_of_ranks]
         # Run backward in this thread, so that `collective_hook` covers its collectives.
         with task.phases("head"), torch.autograd.set_multithreading_enabled(False):
             try:

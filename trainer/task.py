@@ -15,8 +15,9 @@ from torch.optim import Optimizer
 
 from data.classes.class_list import ClassList
 from data.classes.strings import Strings
+from data.loading.batch import Batch, Mixed
 from data.loading.order import share as share_of_batch
-from heads import ClassHead, build_head
+from heads import ClassHead, LabelSets, build_head
 from heads.build import ClassPaths
 from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.backbone.batch_norm import apply_batch_norm_mode, persistent_buffers
@@ -175,6 +176,11 @@ class Task(nn.Module):
             return
         with self.average.swapped_in(self.live):
             yield
+
+
+def labels_of(part: Batch | Mixed) -> Tensor | LabelSets:
+    """Return the labels of the rows as a head takes them."""
+    return part.labels if part.offsets is None else LabelSets(part.labels, part.offsets)
 
 
 def build_task(

@@ -75,6 +75,8 @@ def train(recipe: Recipe, world: World) -> None:
         task = data.build_task(recipe, world, phases)
         opened.callback(task.close)
         check_modality(recipe, manifest, data.tokenizer, task.backbone)
+        if manifest.label_sets:
+            task.head.check_label_sets()
         task.start_training()
         torch.manual_seed(recipe.seed + world.rank)  # dropout differs between ranks
         torch.set_float32_matmul_precision("high" if recipe.train.tf32 else "highest")
@@ -339,6 +341,7 @@ class Run:
                     task.recipe,
                     task.world,
                     label_vectors=self.data.label_vectors,
+                    inverse_propensities=self.data.inverse_propensities,
                     # Parsing it again would create a second class list in memory.
                     manifest=self.data.manifest,
                     check=check,
@@ -354,12 +357,14 @@ class Run:
         self.telemetry.event("evaluation", step, line, **found)
         self.state = replace(self.state, evaluated=step)
         if best is not None:
-            if best.measure not in found:
+            of_sets = best.measure == "top1" and self.data.manifest.label_sets
+            measure = "precision_at_1" if of_sets else best.measure
+            if measure not in found:
                 raise ValueError(
-                    f"checkpoint.keep_best.measure is {best.measure}, but this run computes only "
+                    f"checkpoint.keep_best.measure is {measure}, but this run computes only "
                     f"{', '.join(found)}: choose one of these"
                 )
-            self.best = found[best.measure]
+            self.best = found[measure]
 
     def save(self) -> None:
         """Save a checkpoint of the current state unless it already exists (collective)."""

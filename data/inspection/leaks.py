@@ -1,7 +1,8 @@
 """Finds characters that reveal the label of a text, such as a part of an emoji.
 
 For each character, one half of the texts determines the class that is most frequent in the texts
-with the character, and the other half measures how often this is their class. Letters, marks and
+with the character, and the other half measures how often this is their class or, with sets of
+labels, one of their classes. Letters, marks and
 digits are not checked, because a model is expected to learn the label from words.
 """
 
@@ -9,7 +10,9 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -68,37 +71,40 @@ def check_leaks(folder: Path | str, *, split: str = "train") -> list[CharacterLe
             )
         chosen = permuted_index(0, 0, np.arange(num), len(opened))
         texts = [opened.read(i)[0].decode("utf-8", "replace") for i in chosen.tolist()]
-        labels = opened.labels[chosen]
+        labels = [np.atleast_1d(label).tolist() for label in opened.read_many(chosen)[0]]
     middle = num // 2
     learned = _counts(texts[:middle], labels[:middle])
     measured = _counts(texts[middle:], labels[middle:])
-    of_class = np.bincount(labels[middle:], minlength=len(manifest.classes))
+    of_class = np.bincount(
+        np.array([*chain.from_iterable(labels[middle:])], np.int64), minlength=len(manifest.classes)
+    )
     most_frequent = int(of_class.argmax())
     leaks = []
     for char, classes in learned.items():
         found = measured.get(char, Counter())
-        if classes.total() + found.total() < MIN_TEXTS:
+        texts_with = found.pop(None, 0)
+        if classes.pop(None, 0) + texts_with < MIN_TEXTS or not classes:
             continue
         # Ties go to the lowest label.
         best = min(classes, key=lambda label: (-classes[label], label))
-        precision = found[best] / max(1, found.total())
+        precision = found[best] / max(1, texts_with)
         lift = precision * (num - middle) / max(1, int(of_class[best]))
         gain = (found[best] - found[most_frequent]) / (num - middle)
-        why = _suspicion(char, found.total(), precision, lift, gain)
-        leaks.append(CharacterLeak(char, found.total(), manifest.classes[best].name, gain, why))
+        why = _suspicion(char, texts_with, precision, lift, gain)
+        leaks.append(CharacterLeak(char, texts_with, manifest.classes[best].name, gain, why))
     return sorted(leaks, key=lambda leak: (leak.suspect is None, -leak.gain, leak.char))
 
 
-def _counts(texts: Sequence[str], labels: np.ndarray) -> dict[str, Counter[int]]:
-    """Map each character that is not part of a word to the number of texts of each class with
-    it.
+def _counts(texts: Sequence[str], labels: Sequence[list[int]]) -> dict[str, Counter[Any]]:
+    """Map each character that is not part of a word to the number of texts of each class with it
+    and, under None, of all texts with it.
     """
-    counts: dict[str, Counter[int]] = {}
-    for text, label in zip(texts, labels.tolist(), strict=True):
+    counts: dict[str, Counter[Any]] = {}
+    for text, of_text in zip(texts, labels, strict=True):
         for char in set(text):
             # Letters, marks and digits are parts of words.
             if unicodedata.category(char)[0] not in "LMN" or char in PARTS:
-                counts.setdefault(char, Counter())[label] += 1
+                counts.setdefault(char, Counter()).update([None, *of_text])
     return counts
 
 

@@ -28,26 +28,27 @@ def examples(split: Split, number: int) -> list[int]:
     """Return up to `number` samples of a split, in class-list order.
 
     If there are more than `number` classes, the result contains one sample of each of `number`
-    classes. Otherwise, it contains the same number of samples of each class.
+    classes. Otherwise, it contains the same number of samples of each class. With sets of labels, a
+    sample is an example of one of its classes.
     """
     present = np.flatnonzero(split.class_counts())
     chosen = present[
         np.linspace(0, len(present) - 1, min(number, len(present))).round().astype(int)
     ]
     each = max(1, number // max(1, len(chosen)))
-    labels = split.labels
-    return [i for label in chosen for i in np.flatnonzero(labels == label)[:each].tolist()]
+    found = [i for label in chosen for i in split.samples_of_class(label)[:each].tolist()]
+    return list(dict.fromkeys(found))
 
 
 def texts(split: Split, number: int) -> Iterator[tuple[str, str]]:
-    """Yield (class name, text) for each example. Invalid UTF-8 is shown as U+FFFD."""
+    """Yield (class names, text) for each example. Invalid UTF-8 is shown as U+FFFD."""
     for index in examples(split, number):
         try:
             data, _, label = split.read(index)
         except ValueError as error:
             yield "damaged", str(error)
             continue
-        yield split.classes[label].name, data.decode("utf-8", "replace")
+        yield _names(split, label), data.decode("utf-8", "replace")
 
 
 def contact_sheet(split: Split, number: int) -> Image.Image:
@@ -78,7 +79,7 @@ def contact_sheet(split: Split, number: int) -> Image.Image:
 
 
 def _paste(sheet: Image.Image, split: Split, index: int, left: int, top: int) -> str:
-    """Paste a whole sample into its tile, and return its class name. Damage is crossed out.
+    """Paste a whole sample into its tile, and return its class names. Damage is crossed out.
 
     Small images are enlarged without smoothing, so that individual pixels stay visible.
     """
@@ -92,4 +93,9 @@ def _paste(sheet: Image.Image, split: Split, index: int, left: int, top: int) ->
         return "damaged image"
     method = Image.Resampling.BOX if max(image.size) < _TILE else Image.Resampling.LANCZOS
     sheet.paste(ImageOps.pad(image, (_TILE, _TILE), method, _GROUND), (left, top))
-    return split.classes[label].name
+    return _names(split, label)
+
+
+def _names(split: Split, label: int | np.ndarray) -> str:
+    """Return the name of a label, or the names of a set of labels."""
+    return ", ".join(split.classes[one].name for one in np.atleast_1d(label).tolist())

@@ -27,7 +27,7 @@ from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest, ShardInfo
 from data.skipped import SKIPPED
 from data.tars.headers import BLOCK, member_name
-from data.tars.labels import INDEXED, Labels, label_text
+from data.tars.labels import INDEXED, Labels, label_texts
 
 Kind = Literal[
     "missing shard",
@@ -69,6 +69,7 @@ class _Rules:
     num_classes: int
     labels: Labels | None
     label_field: str
+    label_sets: bool
     decode: bool
     max_bytes: int
 
@@ -100,6 +101,7 @@ def damages(
         num_classes=len(manifest.classes),
         labels=Labels.of_manifest(manifest) if manifest.source.kind == INDEXED else None,
         label_field=str(manifest.source.parameters.get("label_field")),
+        label_sets=manifest.label_sets,
         decode=decode,
         max_bytes=2 * max(shard.bytes for shard in manifest.shards),
     )
@@ -219,15 +221,18 @@ def _problem(
     is_intact = isal_zlib.crc32(data) == index.crc32[row, column]
     if column == 1:
         extension = index.extensions[int(index.extension[row, 1])]
-        label = int(index.labels[row])
-        if not 0 <= label < rules.num_classes:
-            return "label", f" has label {label}, but there are only {rules.num_classes} classes"
+        labels = index.labels_of(row)
+        for label in labels:
+            if not 0 <= label < rules.num_classes:
+                only = f"but there are only {rules.num_classes} classes"
+                return "label", f" has label {label}, {only}"
         with suppress(ValueError):
-            text = label_text(extension, data, rules.label_field)
-            found = int(text) if rules.labels is None else rules.labels.label(text)
-            if is_intact and found == label:
+            texts = label_texts(extension, data, rules.label_field, label_sets=rules.label_sets)
+            meaning = int if rules.labels is None else rules.labels.label
+            if is_intact and sorted(set(map(meaning, texts))) == labels:
                 return None
-        return "label", f".{extension} differs from the label in the index, {label}"
+        listed = " ".join(map(str, labels))
+        return "label", f".{extension} differs from the label in the index, {listed or 'none'}"
     if not is_intact:
         end = " (the file ends before it)" if len(data) < index.sizes[row, column] else ""
         return "bytes", f": its checksum does not match{end}"

@@ -1,9 +1,10 @@
 """`Batch`, which loaders yield, and `Cursor`, the complete state of a training stream."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -162,6 +163,18 @@ class Batch:
         of_mixed = [] if self.mixed is None else vars(self.mixed).values()
         tensors = [*self.inputs.values(), self.labels, self.offsets, *of_mixed]
         return [tensor for tensor in tensors if tensor is not None]
+
+
+def label_tensors(labels: np.ndarray | Sequence[np.ndarray]) -> tuple[Tensor, Tensor | None]:
+    """Return the labels and offsets of a `Batch`.
+
+    labels: one per row, int64 [b], or one array per row, int64 [n] each.
+    """
+    if isinstance(labels, np.ndarray):
+        return torch.from_numpy(labels), None
+    offsets = np.cumsum([0, *map(len, labels)], dtype=np.int64)
+    together = np.concatenate([np.empty(0, np.int64), *labels])
+    return torch.from_numpy(together), torch.from_numpy(offsets)
 
 
 def _rows_of(labels: Tensor, offsets: Tensor | None, rows: slice) -> tuple[Tensor, Tensor | None]:

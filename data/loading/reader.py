@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from data.augment.base import pair_rng, philox
 from data.augment.mix import Mix
 from data.config import DataConfig
 from data.images.decode import contiguous
-from data.loading.batch import Batch, Mixed, Substitute
+from data.loading.batch import Batch, Mixed, Substitute, label_tensors
 from data.loading.inputs import ImageInputs, Items, TextInputs
 from data.loading.order import Locate, Order
 from data.shards.split import BadSampleError, Split
@@ -63,8 +64,9 @@ class Reader(Dataset):
         samples: np.ndarray,
         batch: Items,
         candidates: Callable[[int], Iterable[int]] = lambda row: (),
-    ) -> tuple[np.ndarray, Iterator[Any], dict[int, Substitute]]:
-        """Return the labels of `samples`, int64 [n], their items, and the substitutes by row.
+    ) -> tuple[Any, Iterator[Any], dict[int, Substitute]]:
+        """Return the labels of `samples` as `Split.read_many` does, their items, and the
+        substitutes by row.
 
         candidates: maps the row of a bad sample to those that may replace it. If none can, the
         BadSampleError of the bad sample is raised. The labels and substitutes are complete when the
@@ -123,7 +125,8 @@ class EvaluationReader(Reader):
             self.split.files.will_read(None, int(request[0]))
         labels, items, _ = self.items(request, self.inputs.evaluation_batch())
         inputs = self.inputs.collate(items, len(request), side=self._side)
-        return Batch(inputs, torch.from_numpy(labels), torch.from_numpy(request))
+        class_ids, offsets = label_tensors(labels)
+        return Batch(inputs, class_ids, torch.from_numpy(request), offsets=offsets)
 
 
 class TrainingReader(Reader):
@@ -160,16 +163,18 @@ class TrainingReader(Reader):
         passes, indices = self._locate(positions)
         labels, items, substitutes = self._items(passes, indices, side)
         inputs = self.inputs.collate(items, len(indices), side=side)
+        class_ids, offsets = label_tensors(labels)
         return Batch(
             inputs,
-            torch.from_numpy(labels),
+            class_ids,
             torch.from_numpy(indices),
             substitutes=tuple(substitutes.values()),
+            offsets=offsets,
         )
 
     def _items(
         self, passes: np.ndarray, indices: np.ndarray, side: int
-    ) -> tuple[np.ndarray, Iterator[Any], dict[int, Substitute]]:
+    ) -> tuple[Any, Iterator[Any], dict[int, Substitute]]:
         batch = self.inputs.training_batch(self._seed, passes, indices, side=side)
 
         def substitutes_of(row: int) -> Iterator[int]:
@@ -194,12 +199,21 @@ class TrainingReader(Reader):
         pairs = zip(own.tolist(), other.tolist(), draws, strict=True)
         mixed: Iterator[Any] = (draw(images[a], images[b]) for a, b, draw in pairs)
         weights = torch.tensor([draw.weight for draw in draws], dtype=torch.float32)
+        pixels = self.inputs.collate(mixed, len(positions), side=side)
+
+        def labels_at(rows: np.ndarray) -> tuple[Tensor, Tensor | None]:
+            is_set = isinstance(labels, list)
+            return label_tensors([labels[row] for row in rows.tolist()] if is_set else labels[rows])
+
+        class_ids, offsets = labels_at(own)
+        second, of_second = labels_at(other)
         return Batch(
-            self.inputs.collate(mixed, len(positions), side=side),
-            torch.from_numpy(labels[own]),
+            pixels,
+            class_ids,
             torch.from_numpy(indices[own]),
-            mixed=Mixed(torch.from_numpy(labels[other]), weights),
+            mixed=Mixed(second, weights, of_second),
             substitutes=tuple(substitutes[row] for row in own.tolist() if row in substitutes),
+            offsets=offsets,
         )
 
 

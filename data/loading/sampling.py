@@ -27,7 +27,7 @@ import numpy as np
 
 from data.config import DataConfig
 from data.loading.order import permuted_in_groups, permuted_index
-from data.shards.split import Part, Split, count_classes
+from data.shards.split import Part, Split, count_classes, samples_of
 
 # Shares are rounded to 1/_PERIOD of a slot per epoch.
 _PERIOD = 1 << 16
@@ -41,11 +41,13 @@ class Groups(NamedTuple):
     sizes: the number of samples in each group, at least 1, int64 [G]. shares: the fraction of the
     stream that each group gets, float64 [G]; the sum is 1. members: the samples of all groups, one
     group after another, int32 or int64 [sum of sizes], or None if they are in ascending order.
+    overlap: whether a sample may be in several groups.
     """
 
     sizes: np.ndarray
     shares: np.ndarray
     members: np.ndarray | None = None
+    overlap: bool = False
 
 
 def class_shares(counts: np.ndarray, power: float) -> np.ndarray:
@@ -59,20 +61,36 @@ def class_shares(counts: np.ndarray, power: float) -> np.ndarray:
     return weights / max(np.cumsum(weights)[-1], 1)
 
 
-def class_groups(labels: np.ndarray, num_classes: int, power: float) -> Groups:
+def class_groups(
+    labels: np.ndarray, num_classes: int, power: float, offsets: np.ndarray | None = None
+) -> Groups:
     """Return one group per class that has samples, with the shares of `class_shares`.
 
-    labels: integers [N]. Samples with an out-of-range label form the last group, whose share is
-    their fraction of the samples, so that training replaces them as often as in natural order.
+    labels: integers [N] or, with `offsets` [N + 1], the labels of all samples [L]. A sample is in
+    the group of each of its labels. Samples without a label or with an out-of-range label form the
+    last group, whose share is their fraction of the samples, so that training draws an empty set,
+    or replaces a bad sample, as often as in natural order.
     """
     has_class = (labels >= 0) & (labels < num_classes)
+    samples, num_samples = None, len(labels)
+    if offsets is not None:
+        samples, num_samples = samples_of(offsets), len(offsets) - 1
+        is_last = np.diff(offsets) == 0
+        is_last[samples[~has_class]] = True
+        in_class = ~is_last[samples]
+        last = np.flatnonzero(is_last)
+        labels = np.concatenate([labels[in_class], np.full(len(last), -1)])
+        samples = np.concatenate([samples[in_class], last])
+        has_class = labels >= 0
     labels = np.where(has_class, labels, num_classes).astype(np.int32)
     counts = np.bincount(labels, minlength=num_classes + 1)
-    unlabeled = counts[-1] / len(labels)
+    unlabeled = counts[-1] / num_samples
     shares = np.append(class_shares(counts[:-1], power) * (1 - unlabeled), unlabeled)
     members = np.argsort(labels, kind="stable").astype(_index_type(len(labels)))
+    if samples is not None:
+        members = samples[members].astype(_index_type(num_samples))
     present = np.flatnonzero(counts)
-    return Groups(counts[present], shares[present], members)
+    return Groups(counts[present], shares[present], members, offsets is not None)
 
 
 def _index_type(num_samples: int) -> type[np.integer]:
@@ -90,6 +108,7 @@ class SampledOrder:
         self._seed = seed
         self._starts = np.concatenate([[0], np.cumsum(groups.sizes)])
         self._members = groups.members
+        self._overlap = groups.overlap
         # R_g of the module docstring, in units of 1/_PERIOD: int64 [G + 1].
         shares = np.concatenate([[0.0], np.cumsum(groups.shares)])
         self._bounds = np.rint(shares / shares[-1] * num_samples * _PERIOD).astype(np.int64)
@@ -100,7 +119,8 @@ class SampledOrder:
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (pass, sample index), int64 [...] each, at `positions` (int64 [...], >= 0).
 
-        The pass is the number of times that the sample occurs earlier in the stream.
+        The pass is the number of times that the sample occurs earlier in the stream or, if groups
+        overlap, another number that differs each time it occurs.
         """
         positions = np.asarray(positions, dtype=np.int64)
         epochs, inside = np.divmod(positions, self.num_samples)
@@ -115,6 +135,8 @@ class SampledOrder:
             self._seed, *(each.reshape(-1) for each in (groups, passes, drawn, sizes))
         )
         samples = self._starts[groups] + rows.reshape(groups.shape)
+        if self._overlap:
+            passes = passes * (len(self._starts) - 1) + groups
         return passes, samples if self._members is None else self._members[samples].astype(np.int64)
 
     def num_slots(self, epochs: int) -> np.ndarray:
@@ -169,8 +191,20 @@ def training_counts(training: Split, config: DataConfig) -> np.ndarray:
     """
     if not config.is_sampled:
         return training.class_counts()
+    if training.offsets is not None:
+        # A draw from the group of one class also contains the other classes of the sample.
+        groups = _groups(training, config.sampling.power)
+        each = np.repeat(groups.shares / groups.sizes, groups.sizes)
+        weights = each
+        if groups.members is not None:
+            weights = np.bincount(groups.members, each, len(training))
+        labels = training.labels
+        of_labels = weights[samples_of(training.offsets)]
+        has_class = (labels >= 0) & (labels < training.num_classes)
+        shares = np.bincount(labels[has_class], of_labels[has_class], training.num_classes)
+        return shares * samples_per_epoch(training, config)
     total = np.zeros(training.num_classes)
-    for part, labels, share in _parts(training):
+    for part, labels, _, share in _parts(training):
         num_classes = training.num_classes if part.labels is None else len(part.labels)
         counts = count_classes(labels, num_classes)
         shares = class_shares(counts, config.sampling.power) * counts.sum() / len(labels)
@@ -184,27 +218,31 @@ def sampled_order(training: Split, config: DataConfig, seed: int) -> SampledOrde
     return SampledOrder(seed, groups, samples_per_epoch(training, config))
 
 
-def _parts(training: Split) -> list[tuple[Part, np.ndarray, float]]:
-    """Return each part with its labels and the fraction of the stream that it gets."""
+def _parts(training: Split) -> list[tuple[Part, np.ndarray, np.ndarray | None, float]]:
+    """Return each part with its labels, their offsets and the fraction of the stream that it
+    gets.
+    """
     weights = np.array([part.weight for part in training.parts], np.float64)
     shares = weights / np.cumsum(weights)[-1]
-    return list(zip(training.parts, training.labels_of_parts(), shares.tolist(), strict=True))
+    found = zip(training.parts, training.labels_of_parts(), shares.tolist(), strict=True)
+    return [(part, *labels, share) for part, labels, share in found]
 
 
 def _groups(training: Split, power: float) -> Groups:
     """Return one group per part or, if `power` is not 1, one per part and class."""
     parts = _parts(training)
+    num_samples = [sum(info.samples for info in part.shards) for part, *_ in parts]
     if power == 1:
-        sizes = np.array([len(labels) for _, labels, _ in parts])
-        return Groups(sizes, np.array([share for _, _, share in parts]))
+        return Groups(np.array(num_samples), np.array([share for *_, share in parts]))
     groups, first = [], 0
-    for part, labels, share in parts:
+    for (part, labels, offsets, share), size in zip(parts, num_samples, strict=True):
         num_classes = training.num_classes if part.labels is None else len(part.labels)
-        own = class_groups(labels, num_classes, power)
+        own = class_groups(labels, num_classes, power, offsets)
         # Convert before adding: the sums may not fit in the index type of a small part.
         assert own.members is not None
         members = own.members.astype(_index_type(len(training)), copy=False)
         members += first
-        groups.append(Groups(own.sizes, own.shares * share, members))
-        first += len(labels)
-    return Groups(*(np.concatenate(column) for column in zip(*groups, strict=True)))
+        groups.append((own.sizes, own.shares * share, members))
+        first += size
+    sizes, shares, members = (np.concatenate(column) for column in zip(*groups, strict=True))
+    return Groups(sizes, shares, members, training.label_sets)

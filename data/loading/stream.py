@@ -20,12 +20,12 @@ from webdataset.tariterators import group_by_keys
 
 from data.augment.training import ProgressiveSizes
 from data.config import DataConfig, StreamConfig
-from data.loading.batch import Batch, Cursor, Substitute
+from data.loading.batch import Batch, Cursor, Substitute, label_tensors
 from data.loading.inputs import open_inputs
 from data.loading.loader import EndlessLoader, read_ahead
 from data.loading.reader import check_limit
 from data.shards.manifest import Manifest
-from data.tars.labels import LABEL_EXTENSIONS, Labels, label_text
+from data.tars.labels import LABEL_EXTENSIONS, Labels, label_texts
 from data.tars.samples import IMAGE_EXTENSIONS, TEXT_EXTENSIONS
 
 _MAX_OPENED = 1000
@@ -104,6 +104,7 @@ class _Reader(IterableDataset):
         known = IMAGE_EXTENSIONS if is_image else TEXT_EXTENSIONS
         self._endings = (chosen.lower().lstrip("."),) if chosen else known
         self._classes = Labels.of_manifest(stream.manifest)
+        self._label_sets = stream.manifest.label_sets
         self._bad: dict[int, str] = {}
         self._new: list[Substitute] = []
         self._url = ""
@@ -121,13 +122,17 @@ class _Reader(IterableDataset):
                 start = self._cursor.samples + batch * self._step
                 side = self._sides.at(start)
                 rows = list(itertools.islice(self._items(samples, start, side), len(self._part)))
-                labels, numbers = ([row[i] for row in rows] for i in (1, 2))
+                found, numbers = [row[1] for row in rows], [row[2] for row in rows]
+                labels, offsets = label_tensors(
+                    found if self._label_sets else np.array(found, np.int64)
+                )
                 skipped, self._new = tuple(self._new), []
                 yield Batch(
                     self._inputs.collate((row[0] for row in rows), len(rows), side=side),
-                    torch.tensor(labels, dtype=torch.int64),
+                    labels,
                     torch.tensor(numbers, dtype=torch.int64),
                     substitutes=skipped,
+                    offsets=offsets,
                 )
         except (ValueError, OSError) as error:
             yield error
@@ -165,8 +170,10 @@ class _Reader(IterableDataset):
 
     def _items(
         self, samples: Iterator[dict[str, Any]], start: int, side: int
-    ) -> Iterator[tuple[Any, int, int]]:
-        """Yield (augmented sample, label, number) for the global batch that begins at `start`."""
+    ) -> Iterator[tuple[Any, Any, int]]:
+        """Yield (augmented sample, label, number) for the global batch that begins at `start`. With
+        sets of labels, the label is an array, int64 [n].
+        """
         for sample in samples:
             name = f"{sample['__url__']}: {sample['__key__']}"
             # The random values of a sample differ between epochs, and after a resume.
@@ -178,8 +185,10 @@ class _Reader(IterableDataset):
                 label = next((one for one in LABEL_EXTENSIONS if one in sample), None)
                 if ending is None or label is None:
                     raise ValueError(f"its image, text or label is missing: {sorted(sample)}")
-                text = label_text(label, sample[label], self._stream.label_field)
-                row = self._classes.label(text), _number(name)
+                of_label = label, sample[label], self._stream.label_field
+                texts = label_texts(*of_label, label_sets=self._label_sets)
+                labels = sorted({*map(self._classes.label, texts)})
+                row = np.array(labels, np.int64) if self._label_sets else labels[0], _number(name)
                 decoded = batch.decode(0, sample[ending])
             except ValueError as error:
                 self._skip(name, str(error))

@@ -24,7 +24,7 @@ class Duplicates:
     """Duplicates in one split.
 
     in_training: the number of samples that are also in the training split. other_class: the number
-    of those samples whose copies in the training split all belong to other classes. repeated: the
+    of those samples whose copies in the training split all have other labels. repeated: the
     number of samples that repeat an earlier sample of the same split.
     """
 
@@ -60,11 +60,12 @@ def find_duplicates(folder: Path | str) -> tuple[Duplicates, ...]:
         }
         numbers = {name: split.checksums() for name, split in splits.items()}
         found, counts = np.unique(np.concatenate(list(numbers.values())), return_counts=True)
-        groups: defaultdict[bytes, list[tuple[str, int]]] = defaultdict(list)
+        groups: defaultdict[bytes, list[tuple[str, tuple[int, ...]]]] = defaultdict(list)
         for name, split in splits.items():
             for sample in np.flatnonzero(np.isin(numbers[name], found[counts > 1])).tolist():
                 data, _, label = split.read(sample)
-                groups[hashlib.sha256(data).digest()].append((name, label))
+                labels = tuple(np.atleast_1d(label).tolist())
+                groups[hashlib.sha256(data).digest()].append((name, labels))
     leaks, moved, repeated = Counter[str](), Counter[str](), Counter[str]()
     for members in groups.values():
         trained = {label for name, label in members if name == TRAIN}

@@ -19,8 +19,10 @@ from pydantic import (
     Field,
     GetPydanticSchema,
     PlainSerializer,
+    SerializerFunctionWrapHandler,
     ValidationError,
     WrapValidator,
+    model_serializer,
     model_validator,
 )
 
@@ -37,7 +39,7 @@ MANIFEST = "manifest.json"
 LABEL_VECTORS = "label_vectors.safetensors"
 CLASSES = "classes.safetensors"
 MAX_INLINE_CLASSES = 1 << 16
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 _MAX_MANIFEST_BYTES = 1 << 30
 _MIN_BYTES_PER_SAMPLE = 2 * BLOCK  # the tar headers of a sample and of its label
@@ -74,13 +76,23 @@ class ShardInfo(_Record):
     index_crc32: int = Field(
         ge=0, lt=2**32, description="checksum of the entries in the shard's index"
     )
+    labels: int | None = Field(
+        None, ge=0, description="number of labels of all samples, if each has a set of labels"
+    )
 
     @model_validator(mode="after")
     def _samples_fit(self) -> "ShardInfo":
-        # The number of samples determines the maximum size of the index, so it must be bounded too.
+        # These numbers determine the maximum size of the index, so they must be bounded too.
         if self.samples * _MIN_BYTES_PER_SAMPLE > self.bytes:
             raise ValueError(f"{self.samples} samples do not fit in {self.bytes} bytes")
+        if (self.labels or 0) > self.bytes:
+            raise ValueError(f"{self.labels} labels do not fit in {self.bytes} bytes")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_none(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # The manifest of samples with one label stays as earlier versions of kway wrote it.
+        return {name: value for name, value in serialize(self).items() if value is not None}
 
 
 class SourceInfo(_Record):
@@ -94,9 +106,12 @@ class SourceInfo(_Record):
 
 
 class Manifest(_Record):
-    """The contents of a folder of shards. The label of a class is its position in `classes`."""
+    """The contents of a folder of shards. The label of a class is its position in `classes`.
 
-    format_version: Literal[1, 3] = 1
+    format_version: 3 if the classes are in a file, and 4 if the samples have sets of labels.
+    """
+
+    format_version: Literal[1, 3, 4] = 1
     modality: Literal["image", "text"] = Field(
         "image", description="modality of the samples; texts are stored as `<key>.txt` in UTF-8"
     )
@@ -128,7 +143,14 @@ class Manifest(_Record):
             raise ValueError(f"shard {name!r} is listed twice")
         if (self.label_vectors is None) != (self.label_vectors_sha256 is None):
             raise ValueError("label_vectors and label_vectors_sha256 must be set together")
+        if len({shard.labels is None for shard in self.shards}) > 1:
+            raise ValueError("some samples have one label and others a set of labels")
         return self
+
+    @property
+    def label_sets(self) -> bool:
+        """Whether each sample has a set of labels, possibly empty, instead of one label."""
+        return self.shards[0].labels is not None
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -256,16 +278,20 @@ class Manifest(_Record):
             )
         return manifest
 
-    def with_class_file(self, write: Callable[[str, ClassList], str]) -> "Manifest":
-        """Return the manifest with its classes in a file, if there are too many for the manifest.
+    def in_stored_form(self, write: Callable[[str, ClassList], str]) -> "Manifest":
+        """Return the manifest as it is stored: with the format version of its content, and with its
+        classes in a file if there are too many for the manifest.
 
         write: writes a class list to the file of this name, and returns its SHA-256.
         """
-        if len(self.classes) <= MAX_INLINE_CLASSES:
-            return self
-        sha256 = write(CLASSES, self.classes)
-        about = ClassFile(file=CLASSES, num_classes=len(self.classes), sha256=sha256)
-        return self.model_copy(update={"format_version": 3, "class_file": about})
+        changed: dict[str, Any] = {}
+        if len(self.classes) > MAX_INLINE_CLASSES:
+            sha256 = write(CLASSES, self.classes)
+            about = ClassFile(file=CLASSES, num_classes=len(self.classes), sha256=sha256)
+            changed = {"format_version": 3, "class_file": about}
+        if self.label_sets:
+            changed["format_version"] = 4
+        return self.model_copy(update=changed) if changed else self
 
     def to_bytes(self) -> bytes:
         """Return the content of `manifest.json`: the manifest and its checksum."""

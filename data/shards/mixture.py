@@ -43,9 +43,16 @@ def united_manifest(data: DataConfig, manifest: Manifest, others: Sequence[Manif
     """Return `manifest` with the classes of `others`, the manifests of the sets of `data.mixture`.
 
     If a set adds classes, the result has no label vectors, because the file of `data.shards` does
-    not contain vectors for these classes. Raises ValueError if the modalities differ.
+    not contain vectors for these classes. Raises ValueError if the modalities differ, or if only
+    some of the sets have sets of labels.
     """
+    kinds = {True: "a set of labels per sample", False: "one label per sample"}
     for one, other in zip(data.mixture, others, strict=True):
+        if other.label_sets != manifest.label_sets:
+            raise ValueError(
+                f"data.mixture: {one.shards} has {kinds[other.label_sets]}, but {data.shards} has "
+                f"{kinds[manifest.label_sets]}: write one of them again"
+            )
         if other.modality != manifest.modality:
             raise ValueError(
                 f"data.mixture: {one.shards} contains {other.modality}s, but {data.shards} "

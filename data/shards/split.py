@@ -6,6 +6,7 @@ This module does not depend on ranks or pixels. It uses an order only to prefetc
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from data.loading.order import Order
 from data.messages import printable
 from data.remote.config import DEFAULT_CACHE, CacheConfig, folder_or_url
 from data.retry import retried
+from data.shards.index import ShardIndex
 from data.shards.manifest import Manifest, ShardInfo, digest_of
 from data.shards.shard_files import Shard, ShardFiles
 from data.shards.split_index import index_bytes, open_split_index
@@ -53,7 +55,7 @@ class Part(NamedTuple):
         """Invert `united`."""
         if self.labels is None:
             return united
-        own = np.full(max(int(self.labels.max()), int(united.max())) + 2, -1, np.int32)
+        own = np.full(max(int(self.labels.max()), int(united.max(initial=-1))) + 2, -1, np.int32)
         own[self.labels] = np.arange(len(self.labels))
         inverted: np.ndarray = own[united]  # the last element, for -1, is -1
         return inverted
@@ -91,11 +93,14 @@ class Split:
         self._shards = [shard for _, shard in shards]
         self._sizes = [shard.info.samples for shard in self._shards]
         self._starts = np.cumsum([0, *self._sizes])
-        size = index_bytes(len(self))
+        size = index_bytes(self._shards)
         self.files = ShardFiles(self._shards, self._cache, index_size=size)
 
-        def relabel(number: int, labels: np.ndarray) -> np.ndarray:
-            return shards[number][0].united(labels)
+        def relabel(number: int, index: ShardIndex) -> np.ndarray:
+            labels = shards[number][0].united(index.labels)
+            if index.offsets is None or labels is index.labels:
+                return labels
+            return labels[np.lexsort([labels, samples_of(index.offsets)])]
 
         key = " ".join(part.digest() for part in self.parts).encode()
         where = str(self._shards[0].folder)
@@ -123,9 +128,23 @@ class Split:
         return self.manifest.classes
 
     @property
+    def label_sets(self) -> bool:
+        """Whether each sample has a set of labels, possibly empty, instead of one label."""
+        return self._index.offsets is not None
+
+    @property
     def labels(self) -> np.ndarray:
-        """The labels of all samples, int64 [len], as a new array."""
+        """The labels of all samples as a new array: int64 [len] or, with sets of labels, int64
+        [L], ascending within a sample.
+        """
         return self._index.labels.astype(np.int64)
+
+    @property
+    def offsets(self) -> np.ndarray | None:
+        """With sets of labels, where the labels of each sample begin and the last ones end, int64
+        [len + 1]. None with one label per sample.
+        """
+        return self._index.offsets
 
     def class_counts(self) -> np.ndarray:
         """Return the number of samples of each class, int64 [K].
@@ -134,11 +153,31 @@ class Split:
         """
         return count_classes(self._index.labels, self.num_classes)
 
-    def labels_of_parts(self) -> list[np.ndarray]:
-        """Return the labels of the samples of each part in its own class list, int32 [n]."""
-        sizes = [sum(info.samples for info in part.shards) for part in self.parts]
-        found = np.split(self._index.labels, np.cumsum(sizes)[:-1])
-        return [part.own(labels) for part, labels in zip(self.parts, found, strict=True)]
+    def samples_of_class(self, label: int) -> np.ndarray:
+        """Return the samples that have a label, int64 [n], in ascending order."""
+        return self._samples_at(np.flatnonzero(self._index.labels == label))
+
+    def _samples_at(self, positions: np.ndarray) -> np.ndarray:
+        """Return the samples of the labels at `positions` of the index, int64 [n] each."""
+        if self._index.offsets is None:
+            return positions
+        return np.searchsorted(self._index.offsets, positions, side="right") - 1
+
+    def labels_of_parts(self) -> list[tuple[np.ndarray, np.ndarray | None]]:
+        """Return the labels of the samples of each part in its own class list, int32 [n], and their
+        offsets, which are None with one label per sample.
+        """
+        labels, offsets = self._index.labels, self._index.offsets
+        ends = np.cumsum([0, *(sum(info.samples for info in part.shards) for part in self.parts)])
+        found: list[tuple[np.ndarray, np.ndarray | None]] = []
+        for part, (start, end) in zip(self.parts, pairwise(ends.tolist()), strict=True):
+            if offsets is None:
+                found.append((part.own(labels[start:end]), None))
+            else:
+                of_part = offsets[start : end + 1]
+                first, last = of_part[[0, -1]].tolist()
+                found.append((part.own(labels[first:last]), of_part - first))
+        return found
 
     def digest(self) -> str | dict[str, str]:
         """Return 16 hexadecimal digits that identify the samples, their order and, in a mixture,
@@ -167,28 +206,45 @@ class Split:
     def _extension(self, i: int) -> str:
         return self._index.extensions[int(self._index.extension[i])]
 
-    def read(self, i: int) -> tuple[bytes, str, int]:
-        """Return (bytes, extension, label) of sample `i`.
+    def read(self, i: int) -> tuple[bytes, str, Any]:
+        """Return (bytes, extension, label) of sample `i`. With sets of labels, the label is an
+        array, int64 [n], in ascending order.
 
-        Raises BadSampleError if its checksum does not match or its label is out of range.
+        Raises BadSampleError if its checksum does not match or a label is out of range.
         """
         self._shard_of(i)  # raises IndexError
-        label = int(self._index.labels[i])
-        if not 0 <= label < self.num_classes:
-            raise self.bad(i, f"label {label} is out of range for {self.num_classes} classes")
+        index = self._index
+        at = slice(i, i + 1) if index.offsets is None else slice(*index.offsets[i : i + 2].tolist())
+        labels = index.labels[at].astype(np.int64)
+        for label in labels.tolist():
+            if not 0 <= label < self.num_classes:
+                raise self.bad(i, f"label {label} is out of range for {self.num_classes} classes")
         _, contents = self.read_many(np.array([i]))
         if (data := next(contents)) is None:
             remedy = self.files.remedy(self._shard_of(i))
             raise self.bad(i, f"its checksum does not match: {remedy}")
-        return data, self._extension(i), label
+        return data, self._extension(i), int(labels[0]) if index.offsets is None else labels
 
-    def read_many(self, samples: np.ndarray) -> tuple[np.ndarray, Iterator[bytes | None]]:
+    def read_many(self, samples: np.ndarray) -> tuple[Any, Iterator[bytes | None]]:
         """Return the labels of `samples` (int64 [n]), int64 [n], and an iterator over their bytes.
+        With sets of labels, the labels are a list of one array per sample.
 
         The iterator reads one sample at a time. It yields None for a bad sample. An out-of-range
-        label is returned as 0. The index entries are looked up in one batch, because lookups take
-        most of the time for small samples.
+        label is returned as 0; in a set, as it is. The index entries are looked up in one batch,
+        because lookups take most of the time for small samples.
         """
+        if (offsets := self._index.offsets) is not None:
+            starts, ends = offsets[samples], offsets[samples + 1]
+            # The labels of a sample are adjacent, and end at `within` in the batch.
+            within = np.cumsum(ends - starts)
+            positions = np.repeat(ends - within, ends - starts) + np.arange(within[-1:].sum())
+            labels = self._index.labels[positions]
+            is_sound = np.ones(len(samples), bool)
+            bad = np.flatnonzero(~_has_class(labels, self.num_classes))
+            is_sound[np.searchsorted(within, bad, side="right")] = False
+            labels = labels.astype(np.int64)
+            sets = [labels[start:end] for start, end in pairwise([0, *within.tolist()])]
+            return sets, self._contents(samples, is_sound)
         labels = self._index.labels[samples]
         has_class = _has_class(labels, self.num_classes)
         return np.where(has_class, labels, 0).astype(np.int64), self._contents(samples, has_class)
@@ -209,8 +265,8 @@ class Split:
                 data = self.files.read(shard, os.pread, size, offset)
             yield data if checksum(data) == expected else None
 
-    def text(self, i: int) -> tuple[str, int]:
-        """Return (text, label) of sample `i`.
+    def text(self, i: int) -> tuple[str, Any]:
+        """Return (text, label) of sample `i`, with a label as in `read`.
 
         Raises the errors of `read`, and BadSampleError for invalid UTF-8.
         """
@@ -230,13 +286,14 @@ class Split:
         return BadSampleError(f"{address}: {printable(name)}: {reason}")
 
     def check_labels(self, max_bad: int) -> None:
-        """Raise ValueError if more than `max_bad` labels are out of range."""
+        """Raise ValueError if labels of more than `max_bad` samples are out of range."""
         bad = np.flatnonzero(~_has_class(self._index.labels, self.num_classes))
-        if len(bad) > max_bad:
-            first = int(bad[0])
+        samples = np.unique(self._samples_at(bad))
+        if len(samples) > max_bad:
+            first = int(samples[0])
             raise ValueError(
                 f"{self._shards[self._shard_of(first)].address}: sample {first} of split "
-                f"{self.name} has label {self._index.labels[first]}, but the manifest has "
+                f"{self.name} has label {self._index.labels[bad[0]]}, but the manifest has "
                 f"{self.num_classes} classes: run kway shard again with an empty folder"
             )
 
@@ -320,6 +377,11 @@ def _has_class(labels: np.ndarray, num_classes: int) -> np.ndarray:
     # A negative label becomes a large number if it is viewed as unsigned.
     sound: np.ndarray = labels.view(np.uint32) < num_classes
     return sound
+
+
+def samples_of(offsets: np.ndarray) -> np.ndarray:
+    """Return the sample of each label, int64 [offsets[-1]]. offsets: as in `Split`, from 0."""
+    return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
 
 
 def count_classes(labels: np.ndarray, num_classes: int) -> np.ndarray:

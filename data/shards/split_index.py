@@ -32,23 +32,23 @@ from data.shards.shard_files import Shard
 
 _log = logging.getLogger("kway.data")
 
-# The columns of the file, one after another, and their bytes per sample.
-_COLUMNS = {"places": 12, "labels": 4, "extension": 1}
 _LAYOUT = b"2"  # part of the name of the file
 _ABOUT_BYTES = 1 << 16  # of JSON after the columns: their checksum, and the extensions
 _CHUNK = 1 << 22
 _THREADS = 16
 _REPORT_SECONDS = 5.0
 
-# Converts the labels of shard number i of the split, int32 [n].
-Relabel = Callable[[int, np.ndarray], np.ndarray]
+# Returns the converted labels of shard number i of the split, int32 [n].
+Relabel = Callable[[int, ShardIndex], np.ndarray]
 
 
 class SplitIndex(NamedTuple):
     """The locations of the N samples of a split.
 
     places: the first block of 512 bytes in the shard, the size in bytes and the crc32 of each
-    sample, uint32 [N, 3]. labels: int32 [N]. extension: the position in `extensions`, uint8 [N].
+    sample, uint32 [N, 3]. labels: int32 [N] or, with `offsets`, those of all samples, int32 [L].
+    extension: the position in `extensions`, uint8 [N]. offsets: None or, if the samples have sets
+    of labels, where the labels of each begin and the last ones end, int64 [N + 1].
     """
 
     places: np.ndarray
@@ -56,6 +56,7 @@ class SplitIndex(NamedTuple):
     extension: np.ndarray
     extensions: tuple[str, ...]
     content: mmap.mmap | memoryview
+    offsets: np.ndarray | None = None
 
     def release(self) -> None:
         """Remove the pages that were read from the memory of this process.
@@ -66,9 +67,9 @@ class SplitIndex(NamedTuple):
             self.content.madvise(mmap.MADV_DONTNEED)
 
 
-def index_bytes(num_samples: int) -> int:
+def index_bytes(shards: Sequence[Shard]) -> int:
     """Return the size of the file."""
-    return sum(_COLUMNS.values()) * num_samples + _ABOUT_BYTES
+    return int(_starts(shards)[-1, -1]) + _ABOUT_BYTES
 
 
 def open_split_index(
@@ -80,7 +81,6 @@ def open_split_index(
     memory of this process. Raises FileNotFoundError or ValueError if the index of a shard is
     missing or damaged, or does not match the manifest.
     """
-    num_samples = sum(shard.info.samples for shard in shards)
     digest = hashlib.sha256(_LAYOUT + key)
     for shard in shards:
         digest.update(shard.info.model_dump_json().encode())
@@ -99,38 +99,41 @@ def open_split_index(
                 raise ValueError(f"{path} is damaged: check the disk")
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         content.madvise(mmap.MADV_RANDOM)  # otherwise, a lookup also reads nearby pages
-        return _read(content, num_samples)
+        return _read(content, shards)
 
     try:
         cache = Cache(config.folder, config.max_bytes)
-        return cache.read(name, write, read, size=index_bytes(num_samples))
+        return cache.read(name, write, read, size=index_bytes(shards))
     except (FileNotFoundError, TransientError):
         raise
     except OSError as error:
         _log.warning("%s; keeping the index of %s in memory", error, shards[0].folder)
     in_memory = BytesIO()
     write(in_memory)
-    return _read(in_memory.getbuffer(), num_samples)
+    return _read(in_memory.getbuffer(), shards)
 
 
 def _write(file: IO[bytes], shards: Sequence[Shard], relabel: Relabel, config: CacheConfig) -> None:
     """Write the index of `shards` to `file`, which is empty or has its final size."""
-    samples = np.cumsum([0, *(shard.info.samples for shard in shards)]).tolist()
-    starts = _starts(samples[-1])
+    starts, num_labels = _starts(shards), 0
     extensions: dict[str, int] = {}
     for number, index in enumerate(_indices(shards, config)):
         numbers = [extensions.setdefault(name, len(extensions)) for name in index.extensions]
-        columns = (
+        columns = [
             np.stack([index.blocks[:, 0], index.sizes[:, 0], index.crc32[:, 0]], axis=1),
-            relabel(number, index.labels),
+            relabel(number, index),
             np.array(numbers, np.uint8)[index.extension[:, 0]],
-        )
-        for start, size, column in zip(starts, _COLUMNS.values(), columns, strict=False):
-            file.seek(start + size * samples[number])
+        ]
+        if index.offsets is not None:
+            columns.insert(0, index.offsets[1:] + num_labels)
+            num_labels += len(index.labels)
+        for start, column in zip(starts[:, number].tolist(), columns, strict=True):
+            file.seek(start)
             file.write(np.ascontiguousarray(column).data)
-    file.seek(starts[-1])
+    end = int(starts[-1, -1])
+    file.seek(end)
     file.write(json.dumps(list(extensions)).encode().ljust(_ABOUT_BYTES - 4))
-    crc32 = _crc32(file, starts[-1] + _ABOUT_BYTES - 4)
+    crc32 = _crc32(file, end + _ABOUT_BYTES - 4)
     file.write(crc32)
 
 
@@ -143,23 +146,37 @@ def _crc32(file: IO[bytes], size: int) -> bytes:
     return crc32.to_bytes(4, "little")
 
 
-def _read(content: mmap.mmap | memoryview, num_samples: int) -> SplitIndex:
+def _read(content: mmap.mmap | memoryview, shards: Sequence[Shard]) -> SplitIndex:
     """Return views of the bytes of an intact index."""
-    starts = _starts(num_samples)
+    starts = _starts(shards)
+    bounds = [*starts[:, 0].tolist(), int(starts[-1, -1])]
     flat = np.frombuffer(content, np.uint8)
-    places, labels, extension = (flat[start:end] for start, end in pairwise(starts))
+    *ends, places, labels, extension = (flat[start:end] for start, end in pairwise(bounds))
     return SplitIndex(
-        places.view("<u4").reshape(num_samples, 3),
+        places.view("<u4").reshape(-1, 3),
         labels.view("<i4"),
         extension,
-        tuple(json.loads(bytes(content[starts[-1] : -4]))),
+        tuple(json.loads(bytes(content[bounds[-1] : -4]))),
         content,
+        flat[: bounds[1]].view("<i8") if ends else None,
     )
 
 
-def _starts(num_samples: int) -> list[int]:
-    """Return the offset of each column and the end of the last one."""
-    return np.cumsum([0, *(size * num_samples for size in _COLUMNS.values())]).tolist()
+def _starts(shards: Sequence[Shard]) -> np.ndarray:
+    """Return where in the file each shard begins, and the last one ends, in each column, int64
+    [columns, shards + 1].
+
+    The columns are those of `SplitIndex`. With sets of labels, `offsets` comes first. Its first
+    element, which is 0, precedes those of the shards.
+    """
+    samples = np.array([shard.info.samples for shard in shards], np.int64)
+    if shards[0].info.labels is None:
+        first, sizes = 0, [12 * samples, 4 * samples, samples]
+    else:
+        labels = np.array([shard.info.labels for shard in shards], np.int64)
+        first, sizes = 8, [8 * samples, 12 * samples, 4 * labels, samples]
+    ends = first + np.cumsum(sizes).reshape(len(sizes), -1)
+    return np.concatenate([np.append(first, ends[:-1, -1])[:, None], ends], axis=1)
 
 
 def _indices(shards: Sequence[Shard], config: CacheConfig) -> Iterator[ShardIndex]:

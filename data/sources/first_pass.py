@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from shutil import rmtree
 from typing import Any, TypeVar
@@ -24,11 +25,22 @@ from data.messages import Report, shown, silent
 from data.shards.hierarchy import PATH, SEPARATOR, join_path
 from data.shards.split_names import TEST, TRAIN, renamed_splits, shard_splits
 from data.sources.names import spelling_notes
-from data.sources.rows import COLUMNS, FIRST_DAMAGED, TASK, Batch, Row, Task, Tasks, gather
+from data.sources.rows import (
+    COLUMNS,
+    FIRST_DAMAGED,
+    LABEL_OF_SET,
+    TASK,
+    TASK_OF_SET,
+    Batch,
+    Row,
+    Task,
+    Tasks,
+    gather,
+)
 from data.sources.source import Source
 from data.tars.labels import label_order
 
-_CONTENTS = "contents"
+_CONTENTS, _LABELS = "contents", "labels"
 _CHUNK_BYTES, _CHUNK_ROWS = 8 << 20, 10_000
 _FETCHED = 100_000
 # Each thread needs memory to sort.
@@ -56,9 +68,11 @@ class FirstPassSource(Source):
 
     duplicates: whether to keep only the first of several rows with the same content, label and
     split. across: whether to remove training rows whose content also occurs in another split.
+    has_sets: whether the samples have sets of labels.
     """
 
     reads_first = True
+    has_sets = False
 
     work: Path
     report: Report
@@ -121,12 +135,13 @@ class FirstPassSource(Source):
         config: dict[str, Any] = {**_DUCKDB, "temp_directory": str(folder / "sorting")}
         with duckdb.connect(str(folder / "rows.duckdb"), config=config) as rows:
             counts = _store(rows, self.batches(), folder / _CONTENTS)
+            rows.execute(f"CREATE VIEW labels AS {_OF_SETS if self.has_sets else _OF_ROWS}")
             noun = "texts"
             if self.modality != "text":
                 noun = "images"
                 _check_one_label(rows, self.where)
             spellings = rows.execute(
-                "SELECT label, list_sort(list(DISTINCT spelling)) FROM rows GROUP BY label"
+                "SELECT label, list_sort(list(DISTINCT spelling)) FROM labels GROUP BY label"
                 " HAVING count(DISTINCT spelling) > 1 ORDER BY label"
             ).fetchall()
             for what, action, condition in (
@@ -139,14 +154,17 @@ class FirstPassSource(Source):
                 counts[f"{what} {'dropped' if is_dropped else 'kept'}"] += int(found[0][0])
             samples, trained = Counter[str](), Counter[str]()
             for label, number, in_train in rows.execute(
-                "SELECT label, count(*), count(*) FILTER (split = 'train') FROM rows"
+                "SELECT label, count(*), count(*) FILTER (split = 'train') FROM labels"
                 " GROUP BY label ORDER BY label"
             ).fetchall():
                 samples[label], trained[label] = number, in_train
             labels = self.choose(samples, +trained)
             if excluded := samples.total() - sum(samples[name] for name in labels):
-                counts["samples of excluded classes"] = excluded
-            splits = _write_tasks(rows, labels, folder)
+                counts[f"{'labels' if self.has_sets else 'samples'} of excluded classes"] = excluded
+            splits = _write_tasks(rows, labels, folder, self.has_sets)
+            counts["samples without labels"] = sum(
+                tasks.num_unlabeled() for tasks in splits.values()
+            )
             return Selected(labels, splits, dict(spellings), _paths(rows), counts)
 
     def classes(self) -> tuple[ClassInfo, ...]:
@@ -183,6 +201,12 @@ class FirstPassSource(Source):
         return {**super().__getstate__(), "report": silent}
 
 
+# The labels of each row, of which a set has one per line.
+_OF_ROWS = "SELECT rowid AS row, label, spelling, split FROM rows"
+_OF_SETS = (
+    "SELECT rowid AS row, unnest(string_split(label, chr(10))) AS label,"
+    " unnest(string_split(spelling, chr(10))) AS spelling, split FROM rows WHERE label != ''"
+)
 _DUPLICATE = (
     "rowid IN (SELECT rowid FROM rows QUALIFY row_number() OVER"
     " (PARTITION BY high, low, label, split ORDER BY file, position) > 1)"
@@ -227,32 +251,49 @@ def _check_one_label(rows: duckdb.DuckDBPyConnection, where: Callable[[int, int]
     ).fetchall()
     raise ValueError(
         f"{where(*one)} and {where(*other)}: the same image has the labels "
-        f"{shown(label)} and {shown(other_label)}: remove one of them"
+        f"{_shown(label)} and {_shown(other_label)}: remove one of them"
     )
 
 
 def _write_tasks(
-    rows: duckdb.DuckDBPyConnection, labels: list[str], folder: Path
+    rows: duckdb.DuckDBPyConnection, labels: list[str], folder: Path, has_sets: bool
 ) -> dict[str, Tasks]:
     """Write the tasks of each split that has some, in the order of their hashes."""
     classes = {"label": np.array(labels, object), "number": np.arange(len(labels))}  # noqa: F841
     rows.execute("CREATE TEMP TABLE classes AS SELECT * FROM classes")
     given = [name for (name,) in rows.execute("SELECT DISTINCT split FROM rows").fetchall()]
-    contents = np.memmap(folder / _CONTENTS, np.uint8, "r")
-    tasks = {}
-    for split in [TRAIN, TEST, *sorted(set(given) - {TRAIN, TEST})]:
-        rows.execute(
-            "SELECT start, size, key_size, number FROM rows JOIN classes USING (label)"
-            " WHERE split = ? ORDER BY high, low, label, file, position",
-            [split],
+    query = "SELECT start, size, key_size, number FROM rows JOIN classes USING (label)"
+    files: tuple[Path, ...] = (folder / _CONTENTS,)
+    if has_sets:
+        query = (
+            "SELECT start, size, key_size, coalesce(numbers, []) FROM rows LEFT JOIN"
+            " (SELECT row, list(number ORDER BY number) AS numbers FROM labels JOIN classes"
+            " USING (label) GROUP BY row) ON rows.rowid = row"
         )
-        path = folder / f"{split}.tasks"
-        with path.open("wb") as file:
-            while found := rows.fetchmany(_FETCHED):
-                np.array(found, TASK).tofile(file)
-        if path.stat().st_size:
-            tasks[split] = Tasks(np.memmap(path, TASK, "r"), contents)
-    return tasks
+        files = (folder / _CONTENTS, folder / _LABELS)
+    paths, num_labels = [], 0
+    with (folder / _LABELS).open("wb") as labels_file:
+        for split in [TRAIN, TEST, *sorted(set(given) - {TRAIN, TEST})]:
+            order = "ORDER BY high, low, label, file, position"
+            rows.execute(f"{query} WHERE split = ? {order}", [split])
+            path = folder / f"{split}.tasks"
+            with path.open("wb") as file:
+                while found := rows.fetchmany(_FETCHED):
+                    if has_sets:
+                        sets = [numbers for *_, numbers in found]
+                        *firsts, num_labels = np.cumsum([num_labels, *map(len, sets)]).tolist()
+                        np.fromiter(chain.from_iterable(sets), LABEL_OF_SET).tofile(labels_file)
+                        parts = zip(found, firsts, strict=True)
+                        found = [(*row[:3], first, len(row[3])) for row, first in parts]
+                    np.array(found, TASK_OF_SET if has_sets else TASK).tofile(file)
+            if path.stat().st_size:
+                paths.append((split, path))
+    return {split: Tasks(path, *files) for split, path in paths}
+
+
+def _shown(label: str) -> str:
+    """Show a label, or a set of labels."""
+    return shown(label.replace("\n", ", "))
 
 
 def _paths(rows: duckdb.DuckDBPyConnection) -> dict[str, str]:

@@ -11,7 +11,7 @@ write_shards(samples(), "shards/photos", original=True)
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,21 +24,22 @@ from data.shards.writing import writer
 from data.shards.writing.output import OutputFolder
 from data.skipped import Skipped
 from data.sources.first_pass import FirstPassSource, work_folder
-from data.sources.names import class_name
+from data.sources.names import class_name, joined_names
 from data.sources.packing import PackedImages
 from data.sources.rows import Row, Task
 from data.sources.source import STRICT, HeldOutByHash, Modality, Sample
 
 
 class LabeledSample(NamedTuple):
-    """A sample with the name of its class. content: an image file as bytes, or a text.
+    """A sample with the name of its class or, with sets of labels, those of its classes. content:
+    an image file as bytes, or a text.
 
     split: its split; without one, a hash of the content chooses `train` or `test`. hierarchy: the
     names of the nodes above its class, joined by " > ".
     """
 
     content: bytes | str
-    label: str
+    label: str | Collection[str]
     split: str | None = None
     hierarchy: str | None = None
 
@@ -50,6 +51,7 @@ def write_shards(
     modality: Modality = "image",
     samples_per_shard: int = 10_000,
     test_fraction: float = 0.1,
+    label_sets: bool = False,
     workers: int | None = None,
     report: Report = silent,
     **packing: Any,
@@ -60,14 +62,20 @@ def write_shards(
     shuffled order. The same samples give the same bytes. Samples may be plain tuples with the
     fields of `LabeledSample`.
 
-    test_fraction: the fraction of the samples without a split to hold out. workers: the number of
-    processes that pack images. packing: `short_side`, `quality`, `original` and `skip_bad`, as for
-    `kway shard imagefolder`. Raises ValueError for content of the other modality, for the same
-    image with two labels, for fewer than two classes, and for a bad image without `skip_bad`.
+    test_fraction: the fraction of the samples without a split to hold out. label_sets: whether each
+    label is a list or a set of class names, which may be empty. workers: the number of processes
+    that pack images. packing: `short_side`, `quality`, `original` and `skip_bad`, as for `kway
+    shard imagefolder`. Raises ValueError for content of the other modality, for the same image with
+    two labels, for fewer than two classes, and for a bad image without `skip_bad`.
     """
     folder = OutputFolder(str(out)).folder
     source = _Generated(
-        samples, work_folder(folder), modality, test_fraction=test_fraction, **packing
+        samples,
+        work_folder(folder),
+        modality,
+        has_sets=label_sets,
+        test_fraction=test_fraction,
+        **packing,
     )
     try:
         return writer.write_shards(
@@ -89,6 +97,7 @@ class _Generated(PackedImages, FirstPassSource, HeldOutByHash):
     work: Path
     modality: Modality  # type: ignore[misc]
     report: Report = silent
+    has_sets: bool = False
 
     def parameters(self) -> dict[str, Any]:
         digest = hashlib.sha256(json.dumps(self._selected.labels).encode())
@@ -122,15 +131,23 @@ class _Generated(PackedImages, FirstPassSource, HeldOutByHash):
         kind = str if self.modality == "text" else bytes
         for number, one in enumerate(self.samples):
             content, label, split, path = LabeledSample(*one)
-            name = class_name(label)
-            if not isinstance(content, kind) or not content or not name:
+            if isinstance(label, str) == self.has_sets or (self.has_sets and path is not None):
+                raise ValueError(
+                    f"sample {number} has the label {shown(label)}: with label_sets=True, pass a "
+                    "list of names and no hierarchy; otherwise, pass one name"
+                )
+            if isinstance(label, str):
+                name, spelling = class_name(label), label
+            else:
+                name, spelling = joined_names(label)
+            if not isinstance(content, kind) or not content or not (name or self.has_sets):
                 raise ValueError(
                     f"sample {number}: the content {shown(content)} and the label {shown(label)} "
                     f"must be non-empty {kind.__name__} and str for modality {self.modality!r}"
                 )
             data = content.encode() if isinstance(content, str) else content
             given = None if split is None else checked_split(split)
-            yield Row(0, number, f"{number:08d}", data, name, label, given, None, path)
+            yield Row(0, number, f"{number:08d}", data, name, spelling, given, None, path)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "samples": ()}

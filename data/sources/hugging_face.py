@@ -16,11 +16,11 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from data.messages import one_line
-from data.option import Argument, Supplied
+from data.option import Argument, Option, Supplied
 from data.shards.split_names import SPLIT_OF_WORD, split_name
 from data.skipped import Skipped
 from data.sources.first_pass import FirstPassSource
-from data.sources.names import class_name
+from data.sources.names import class_name, joined_names
 from data.sources.packing import PackedImages
 from data.sources.records import digest
 from data.sources.rows import Row, Task
@@ -56,6 +56,10 @@ class HuggingFace(PackedImages, FirstPassSource, HeldOutByHash):
     label_column: str | None = Field(
         default=None, description="column that contains the label; default: the only ClassLabel"
     )
+    label_sets: Annotated[bool, Option("--label-sets", flag=True)] = Field(
+        default=False,
+        description="store a set of labels for each row, from a --label-column of lists",
+    )
 
     def __post_init__(self) -> None:
         if self.image_column is not None and self.text_column is not None:
@@ -81,7 +85,13 @@ class HuggingFace(PackedImages, FirstPassSource, HeldOutByHash):
         }
         if self.modality == "image":
             parameters |= {"short_side": self.target_side, "quality": self.quality}
+        if self.label_sets:
+            parameters["label_sets"] = True
         return parameters
+
+    @property
+    def has_sets(self) -> bool:  # type: ignore[override]
+        return self.label_sets
 
     def _version(self, split: str) -> str:
         """Return a text that changes with the files of the dataset."""
@@ -127,8 +137,9 @@ class HuggingFace(PackedImages, FirstPassSource, HeldOutByHash):
             key = split.replace(".", "_")  # a dot would begin the extension of the file
             for row, label in enumerate(labels):
                 if label is not None:
-                    content, name = f"{split} {row}".encode(), class_name(label)
-                    yield Row(file, row, f"{key}-{row}", content, name, label, given)
+                    content = f"{split} {row}".encode()
+                    names = joined_names(label) if self.label_sets else (class_name(label), label)
+                    yield Row(file, row, f"{key}-{row}", content, *names, given)
 
     @property
     def input(self) -> object:
@@ -150,28 +161,43 @@ class HuggingFace(PackedImages, FirstPassSource, HeldOutByHash):
         return [split for split, labels in self._labels.items() if any(labels)]
 
     @cached_property
-    def _labels(self) -> dict[str, list[str | None]]:
-        """The label of each row by split, as stored, or None without a label."""
-        found = {}
+    def _labels(self) -> dict[str, list[Any]]:
+        """The label of each row by split, as stored, or None without a label. With sets of labels,
+        the list of its labels, or None if the column is empty.
+        """
+        stored = self._stored
+
+        def label(value: Any) -> str | None:
+            if stored is not None:
+                # The rows of an unlabeled split have a negative number.
+                return None if value is None or value < 0 else stored[value]
+            text = None if value is None else str(value)
+            return text if text and class_name(text) else None
+
+        found: dict[str, list[Any]] = {}
         for split, rows in self._rows.items():
             values = rows.with_format(None)[self._label][:]
-            if (stored := self._stored) is not None:
-                # The rows of an unlabeled split have a negative number.
-                found[split] = [None if v is None or v < 0 else stored[v] for v in values]
+            if self.label_sets:
+                sets = [None if value is None else map(label, value) for value in values]
+                found[split] = [None if one is None else [*filter(None, one)] for one in sets]
             else:
-                texts = [None if v is None else str(v) for v in values]
-                found[split] = [text if text and class_name(text) else None for text in texts]
+                found[split] = [label(value) for value in values]
         return found
 
     @cached_property
     def _stored(self) -> list[str] | None:
-        """The names of a ClassLabel. Raises ValueError for lists, and for names of splits."""
+        """The names of a ClassLabel. Raises ValueError for lists without --label-sets and for
+        other columns with it, and for names of splits.
+        """
         feature = self._features[self._label]
+        is_list = type(feature).__name__ in ("List", "LargeList", "Sequence")
+        if is_list and self.label_sets:
+            feature = feature.feature
         kind = type(feature).__name__
-        if kind not in ("ClassLabel", "Value"):
+        if kind not in ("ClassLabel", "Value") or is_list != self.label_sets:
             raise ValueError(
                 f"{self.name}: column {self._label!r} has the type {kind}: pass a --label-column "
-                "with one label per row"
+                "with one label per row, or of lists with --label-sets"
             )
         stored = feature.names if kind == "ClassLabel" else None
         words = {*SPLIT_OF_WORD, *self._rows}

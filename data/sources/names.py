@@ -20,6 +20,19 @@ def class_name(text: str) -> str:
     return " ".join(line.strip() for line in lines if line.strip())
 
 
+def joined_names(spellings: Iterable[str]) -> tuple[str, str]:
+    """Return the class names of a set of labels, sorted and one per line, and the spelling of each.
+
+    Spellings without a name are left out.
+    """
+    found: dict[str, str] = {}
+    for spelling in spellings:
+        if name := class_name(spelling):
+            found.setdefault(name, " ".join(spelling.splitlines()))
+    names = sorted(found)
+    return "\n".join(names), "\n".join(found[name] for name in names)
+
+
 def spelling_notes(spellings: Mapping[str, Iterable[str]], names: Iterable[str]) -> list[str]:
     """Return one line for each class that the source spells in several ways, and for each group of
     `names` that differ only by case.

@@ -14,6 +14,7 @@ from pydantic.dataclasses import dataclass
 
 from data.images.decode import MAX_PIXELS, decode, inspect, resize_short_side
 from data.images.headers import is_jpeg_without_end
+from data.shards.index import Label
 from data.skipped import Skipped
 from data.sources.source import STRICT, Sample
 
@@ -53,7 +54,14 @@ class PackedImages:
         return None if self.original else self.short_side
 
     def image_sample(
-        self, key: str, label: int, read: Callable[[], bytes], *, name: str, where: object, fix: str
+        self,
+        key: str,
+        label: Label,
+        read: Callable[[], bytes],
+        *,
+        name: str,
+        where: object,
+        fix: str,
     ) -> Sample | Skipped:
         """Pack the image file that `read` returns. A bad one is a `bad_sample`."""
         try:

@@ -171,7 +171,8 @@ class ParquetFile:
         for (value,) in _query(self.path, query):
             try:
                 feature = json.loads(bytes(value))["info"]["features"][column]
-            except (ValueError, KeyError, TypeError, RecursionError):
+                feature = feature.get("feature", feature)  # of a list
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 continue
             if isinstance(feature, dict) and feature.get("_type") == "ClassLabel":
                 return True

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from data.shards.index import Label
 from data.shards.split_names import TEST, TRAIN
 
 # Keys of counts: the number of damaged records, and a prefix for the location of the first damaged
@@ -20,6 +21,9 @@ from data.shards.split_names import TEST, TRAIN
 DAMAGED = "damaged records"
 FIRST_DAMAGED = "first damaged: "
 TASK = np.dtype([("start", "<u8"), ("size", "<u4"), ("key_size", "<u4"), ("label", "<u4")])
+# The labels of a task are the `num_labels` elements of a file that begin with number `first`.
+TASK_OF_SET = np.dtype([*TASK.descr[:3], ("first", "<u8"), ("num_labels", "<u4")])
+LABEL_OF_SET = np.dtype("<i4")
 COLUMNS = {
     "high": np.uint64,
     "low": np.uint64,
@@ -38,8 +42,10 @@ COLUMNS = {
 class Row(NamedTuple):
     """A labeled row. content: what a task needs to create the sample, such as its text.
 
-    spelling: the label as written in the input. split: its split, or None if a hash of `group`, by
-    default the content, chooses it. path: the hierarchy above the class, if the input provides it.
+    label: the name of its class or, with sets of labels, those of its classes, as `joined_names`
+    returns them. spelling: the label as written in the input. split: its split, or None if a hash
+    of `group`, by default the content, chooses it. path: the hierarchy above the class, if the
+    input provides it.
     """
 
     file: int
@@ -65,36 +71,40 @@ class Batch(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A sample to write: its key, its content and its label."""
+    """A sample to write: its key, its content and its label, or a tuple of its labels."""
 
     key: str
     content: bytes
-    label: int
+    label: Label
 
 
 class Tasks(Sequence[Task]):
-    """The tasks of a split in two memory-mapped files: `rows` states where they are in `contents`,
-    bytes [N].
+    """The tasks of a split in memory-mapped files: `rows` states where they are in `contents`,
+    bytes [N], and, with sets of labels, where their labels are in `labels`, int32 [L].
     """
 
-    def __init__(self, rows: np.memmap, contents: np.memmap) -> None:
-        self._rows = rows
-        self._contents = contents
+    def __init__(self, rows: Path, contents: Path, labels: Path | None = None) -> None:
+        self._files = rows, contents, labels
+        self._rows = np.memmap(rows, TASK if labels is None else TASK_OF_SET, "r")
+        self._contents = np.memmap(contents, np.uint8, "r")
+        self._labels = None if labels is None else np.memmap(labels, LABEL_OF_SET, "r")
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, i: Any) -> Any:
-        start, size, key_size, label = self._rows[i].item()
+        start, size, key_size, label, *num_labels = self._rows[i].item()
+        if self._labels is not None:
+            label = tuple(self._labels[label : label + num_labels[0]].tolist())
         data = self._contents[start : start + key_size + size].tobytes()
         return Task(data[:key_size].decode(), data[key_size:], label)
 
-    @classmethod
-    def open(cls, rows: Path, contents: Path) -> "Tasks":
-        return cls(np.memmap(rows, TASK, "r"), np.memmap(contents, np.uint8, "r"))
+    def num_unlabeled(self) -> int:
+        """Return the number of tasks with an empty set of labels."""
+        return 0 if self._labels is None else int(np.count_nonzero(self._rows["num_labels"] == 0))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Tasks.open, (self._rows.filename, self._contents.filename)
+        return Tasks, self._files
 
 
 def gather(rows: Iterable[Row], test_fraction: float, counts: Counter[str], size: int = 0) -> Batch:

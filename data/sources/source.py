@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from data.classes.class_list import ClassInfo
+from data.shards.index import Label
 from data.shards.manifest import SourceInfo
 from data.skipped import Skipped
 
@@ -22,12 +23,15 @@ Modality = Literal["image", "text"]
 
 
 class Sample(NamedTuple):
-    """A sample as stored in a shard: `<key>.<extension>` and `<key>.cls`."""
+    """A sample as stored in a shard: `<key>.<extension>` and `<key>.cls`.
+
+    label: its class or, if all samples of the source have sets of labels, its classes in any order.
+    """
 
     key: str
     data: bytes
     extension: str
-    label: int
+    label: Label
 
 
 class Source(ABC):

@@ -1,12 +1,14 @@
-"""Tables with a column of texts, image paths or images, and a column of labels."""
+"""Tables with a column of texts, image paths or images, and one or more columns of labels."""
 
 import ast
 import os
 import re
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import fields
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +21,7 @@ from data.messages import shown
 from data.option import Option
 from data.skipped import Skipped
 from data.sources.input_files import Input, is_image_name
-from data.sources.names import class_name
+from data.sources.names import class_name, joined_names
 from data.sources.packing import PackedImages
 from data.sources.record_source import RecordSource
 from data.sources.records import (
@@ -43,14 +45,20 @@ _SEPARATORS = "|;,"
 class Table(PackedImages, RecordSource):
     """A table with a column of texts, image paths or images, and a column of labels.
 
-    Texts are stored unchanged. Images are stored just as `imagefolder` stores them.
+    Texts are stored unchanged. Images are stored just as `imagefolder` stores them. With
+    --label-sets or --label-separator, a row has any number of labels.
     """
 
     kind = "table"
     reads = "CSV, TSV, JSONL or Parquet files with the same columns"
     held_out = "rows that --split assigns to other splits, or --test-fraction of the rows"
 
-    label: Annotated[str, Field(description="column that contains the label")]
+    label: Annotated[
+        str,
+        Field(
+            description="column that contains the label; with --label-sets, comma-separated columns"
+        ),
+    ]
     text: str | None = Field(default=None, description="column that contains the text")
     image: str | None = Field(
         default=None,
@@ -73,6 +81,16 @@ class Table(PackedImages, RecordSource):
     duplicates: Annotated[Literal["drop", "keep"], Option("--drop-duplicates", flag="drop")] = (
         Field(default="keep", description="drop duplicate rows within the same class and split")
     )
+    label_sets: Annotated[bool, Option("--label-sets", flag=True)] = Field(
+        default=False,
+        description="store a set of labels for each row, from several columns, or from lists in "
+        "JSONL or Parquet; a row without labels has an empty set",
+    )
+    label_separator: str | None = Field(
+        default=None,
+        min_length=1,
+        description="text between the labels in a cell, such as |, of which each row has a set",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -88,13 +106,16 @@ class Table(PackedImages, RecordSource):
     def __post_init__(self) -> None:
         if (self.text is None) == (self.image is None):
             raise ValueError("table: pass the column of either texts (--text) or images (--image)")
+        if self.has_sets and self.hierarchy is not None:
+            raise ValueError("--hierarchy: requires one label per row: remove it")
         self._check_columns(self.columns)
         for one in self._opened:
-            if isinstance(one, ParquetFile) and one.has_class_names(self.label):
-                raise ValueError(
-                    f"{one.path}: the labels in column {self.label!r} are numbers with names that "
-                    f"the datasets library stored: use kway shard hf {one.path}"
-                )
+            for column in self._labels:
+                if isinstance(one, ParquetFile) and one.has_class_names(column):
+                    raise ValueError(
+                        f"{one.path}: the labels in column {column!r} are numbers with names that "
+                        f"the datasets library stored: use kway shard hf {one.path}"
+                    )
 
     @property
     def modality(self) -> Modality:  # type: ignore[override]
@@ -112,9 +133,11 @@ class Table(PackedImages, RecordSource):
             "across": self.across,
             "min_count": self.min_count,
         }
-        for name in ("group", "hierarchy"):
+        for name in ("group", "hierarchy", "label_separator"):
             if (column := getattr(self, name)) is not None:
                 parameters[name] = column
+        if self.label_sets:
+            parameters["label_sets"] = True
         if self.image is not None:
             parameters |= {
                 "root": str(self._root),
@@ -150,12 +173,13 @@ class Table(PackedImages, RecordSource):
         except ValueError as error:
             raise ValueError(f"{file.where(record.position)}: the row {error}") from error
         if row is None:
-            counts["rows without text, path or label skipped"] += 1
+            missing = "text or path" if self.has_sets else "text, path or label"
+            counts[f"rows without {missing} skipped"] += 1
         else:
             yield row
 
     def _row(self, file: int, position: int, values: Fields) -> Row | None:
-        """Return a row, or None if it has no content or label."""
+        """Return a row, or None if it has no content or, without sets of labels, no label."""
         key = f"{file:x}-{position:x}"
         content: bytes | str | None = text_field(values, self._content)
         value = field_value(values, self._content)
@@ -165,13 +189,14 @@ class Table(PackedImages, RecordSource):
             if self.image is None:
                 raise ValueError(f"has bytes in column {self._content!r}: pass a column of texts")
             key, content = f"{_BYTES}{key}", value
-        label, spelling = field_value(values, self.label), text_field(values, self.label)
-        if isinstance(label, list | tuple | dict) or _is_list(spelling or ""):
-            raise ValueError(f"has the label {shown(label)}, a list: {_ONE_LABEL}")
-        name = class_name(spelling or "")
-        if not name or not content or not content.strip():
+        spellings = [one for column in self._labels for one in self._spellings(values, column)]
+        if self.has_sets:
+            name, spelling = joined_names(spellings)
+        else:
+            spelling = "".join(spellings)
+            name = class_name(spelling)
+        if not (name or self.has_sets) or not content or not content.strip():
             return None
-        assert spelling is not None
         if isinstance(content, str):
             content = (content if self.image is None else self._found(content)).encode()
         group = None if self.group is None else text_field(values, self.group) or ""
@@ -179,13 +204,42 @@ class Table(PackedImages, RecordSource):
         split = self._split_of(values)
         return Row(file, position, key, content, name, spelling, split, group, path)
 
+    def _spellings(self, values: Fields, column: str) -> list[str]:
+        """Return the labels in a cell, as written. Raises ValueError for a list without
+        --label-sets, and for lists as text.
+        """
+        label, text = field_value(values, column), text_field(values, column)
+        if self.has_sets and isinstance(label, list | tuple):
+            if any(isinstance(one, list | tuple | dict | bytes) for one in label):
+                raise ValueError(f"has the label {shown(label)}: pass lists of names or numbers")
+            return [str(one) for one in label if one is not None]
+        if isinstance(label, list | tuple | dict) or _is_list(text or ""):
+            raise ValueError(f"has the label {shown(label)}, a list: {_SEVERAL_LABELS}")
+        if text is None:
+            return []
+        return [text] if self.label_separator is None else text.split(self.label_separator)
+
     def choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
-        if (several := next(filter(lambda name: _joins(name, samples), samples), None)) is not None:
-            raise ValueError(
-                f"{self.files[0]}: label {shown(several)} joins other labels of column "
-                f"{self.label!r}: {_ONE_LABEL}"
-            )
+        for name, separator in product([] if self.has_sets else samples, _SEPARATORS):
+            parts = [part.strip() for part in name.split(separator)]
+            if len(parts) > 1 and all(part in samples for part in parts):
+                raise ValueError(
+                    f"{self.files[0]}: label {shown(name)} joins other labels of column "
+                    f"{self.label!r}: pass --label-separator {shlex.quote(separator)}, or write "
+                    "one label per row"
+                )
         return super().choose(samples, trained)
+
+    @property
+    def has_sets(self) -> bool:  # type: ignore[override]
+        return self.label_sets or self.label_separator is not None
+
+    @property
+    def _labels(self) -> list[str]:
+        """The columns that contain labels."""
+        if not self.label_sets:
+            return [self.label]
+        return [name.strip() for name in self.label.split(",")]
 
     @property
     def needs_training(self) -> bool:  # type: ignore[override]
@@ -247,7 +301,7 @@ class Table(PackedImages, RecordSource):
 
     @property
     def columns(self) -> list[str]:
-        names = (self._content, self.label, self.split, self.group, self.hierarchy)
+        names = (self._content, *self._labels, self.split, self.group, self.hierarchy)
         return list(dict.fromkeys(name for name in names if name is not None))
 
     @property
@@ -256,7 +310,10 @@ class Table(PackedImages, RecordSource):
 
 
 _BYTES = "bytes-"  # begins the key of a row that contains an image
-_ONE_LABEL = "a table needs one label per row; write one of them, or one row per label"
+_SEVERAL_LABELS = (
+    "pass --label-sets with lists in JSONL or Parquet, or --label-separator with texts such as a|b "
+    "to store sets of labels, or write one label per row"
+)
 
 
 def _is_list(label: str) -> bool:
@@ -268,15 +325,6 @@ def _is_list(label: str) -> bool:
         return isinstance(ast.literal_eval(text), list | tuple | set | dict)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return re.fullmatch(r"\[[\d.\s]+\]|\[.*,.*\]|\{.*,.*\}", text, re.DOTALL) is not None
-
-
-def _joins(label: str, labels: Collection[str]) -> bool:
-    """Return whether a label such as `a|b` consists of several other labels."""
-    for separator in _SEPARATORS:
-        parts = [part.strip() for part in label.split(separator)]
-        if len(parts) > 1 and all(part in labels for part in parts):
-            return True
-    return False
 
 
 def _reject(fields: Collection[str], why: str) -> None:

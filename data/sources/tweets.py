@@ -64,8 +64,10 @@ class Tweets(RecordSource):
     languages: tuple[str, ...] = Field(
         default=(), description="comma-separated languages to use; default: all"
     )
-    policy: Literal["first", "each", "only-if-single", "most-frequent"] = Field(
-        default="first", description="rule that selects the label of a tweet with several emoji"
+    policy: Literal["first", "each", "all", "only-if-single", "most-frequent"] = Field(
+        default="first",
+        description="rule that selects the label of a tweet with several emoji; each: one sample "
+        "per emoji; all: one sample with the set of its emoji",
     )
     retweets: Annotated[Literal["drop", "keep"], Option("--keep-retweets", flag="keep")] = Field(
         default="drop", description="keep retweets"
@@ -153,8 +155,12 @@ class Tweets(RecordSource):
         except ValueError as error:
             raise ValueError(f"{file.where(record.position)} {error}") from error
         key = self._key(fields, number, record.position)
-        for label in labels:
+        for label in ["\n".join(sorted(labels))] if self.has_sets else labels:
             yield Row(number, record.position, key, cleaned.encode(), label, label, split)
+
+    @property
+    def has_sets(self) -> bool:  # type: ignore[override]
+        return self.policy == "all"
 
     def _labels_and_text(
         self, text: str | None, fields: Fields, counts: Counter[str]
@@ -231,7 +237,7 @@ def _plain(
 def labels_by_policy(policy: str, found: Sequence[str]) -> list[str]:
     """Return the labels, possibly none, of a text whose emoji, in order, are `found`."""
     match policy:
-        case "each":
+        case "each" | "all":
             return list(dict.fromkeys(found))
         case "only-if-single":  # one distinct emoji, possibly repeated
             return [*found[:1]] if len(set(found)) == 1 else []

@@ -55,6 +55,7 @@ def index_shards(
     sample: str | None = None,
     label: str | None = None,
     label_field: str = "label",
+    label_sets: bool = False,
     skip_bad: bool = False,
     workers: int | None = None,
     ray: str | None = None,
@@ -66,8 +67,9 @@ def index_shards(
     splits: pairs (name, glob of file names); by default, words such as train and val in the names
     determine the split. sample: the extension of the sample, if several files with the same key are
     candidates. label: the extension of the label; by default `cls`, or `json` if there is none.
-    label_field: the field of a `.json` label. workers, ray: see `over_jobs`. report: a callback
-    that is called as `report(done, total)` with byte counts.
+    label_field: the field of a `.json` label. label_sets: whether each sample has a set of labels:
+    a list in that field, or labels separated by whitespace in `.cls`. workers, ray: see
+    `over_jobs`. report: a callback that is called as `report(done, total)` with byte counts.
 
     Raises ValueError, and writes nothing, for compressed tars and a `skipped.jsonl` that would be
     replaced. Unless `skip_bad` is set, also
@@ -86,7 +88,7 @@ def index_shards(
     class_list = None if classes is None else Labels.read(classes)
     endings = (sample.lower().lstrip("."),) if sample else _endings(list(split_of))
     label_endings = (label.lower().lstrip("."),) if label else LABEL_EXTENSIONS
-    rules = Rules(endings, label_endings, label_field, class_list)
+    rules = Rules(endings, label_endings, label_field, class_list, label_sets)
     sizes = [tar.stat().st_size for tar in split_of]
     scans: dict[Path, TarScan] = {}
     work = partial(scan_tar, rules=rules)
@@ -126,7 +128,7 @@ def index_shards(
     )
     if problems:
         commit(folder / SKIPPED, to_lines(problems))
-    manifest = manifest.with_class_file(OutputFolder(folder).write_classes)
+    manifest = manifest.in_stored_form(OutputFolder(folder).write_classes)
     commit(folder / MANIFEST, manifest.to_bytes())
     notes = []
     if missing := missing_numbers(tars):

@@ -1,7 +1,8 @@
 """Reads files of class names, and maps the label of a sample to its class.
 
 A label is the text of `<key>.cls` or a field of `<key>.json`. It is either a name in the class list
-or a position in the list.
+or a position in the list. A set of labels is a text with spaces between the labels, or a list in
+the field.
 """
 
 import json
@@ -48,10 +49,12 @@ def read_class_names(path: Path) -> list[str]:
     return names
 
 
-def label_text(extension: str, data: bytes, json_field: str) -> str:
-    """Return the label as stored, without surrounding whitespace.
+def label_texts(
+    extension: str, data: bytes, json_field: str, *, label_sets: bool = False
+) -> list[str]:
+    """Return the label as stored or, with `label_sets`, all labels, without surrounding whitespace.
 
-    Raises ValueError if there is no label.
+    Raises ValueError for an empty label, for a list without `label_sets`, and if there is no label.
 
     json_field: the field of a `.json` member with the label; dots select nested fields.
     """
@@ -60,15 +63,18 @@ def label_text(extension: str, data: bytes, json_field: str) -> str:
     except UnicodeDecodeError as error:
         raise ValueError(f"its .{extension} is not UTF-8") from error
     if extension.lower() == "json":
-        text = _field(text, json_field)
-    if not (stripped := text.strip()):
+        found = _field(text, json_field, label_sets)
+    else:
+        found = text.split() if label_sets else [text]
+    stripped = [one.strip() for one in found]
+    if not all(stripped):
         raise ValueError("the label is empty")
-    if any("\ud800" <= character <= "\udfff" for character in stripped):
+    if any("\ud800" <= character <= "\udfff" for one in stripped for character in one):
         raise ValueError("the label contains a lone surrogate, which UTF-8 cannot store")
     return stripped
 
 
-def _field(text: str, json_field: str) -> str:
+def _field(text: str, json_field: str, label_sets: bool) -> list[str]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -77,9 +83,14 @@ def _field(text: str, json_field: str) -> str:
         if not isinstance(value, dict) or name not in value:
             raise ValueError(f"field {json_field!r} is missing from its .json")
         value = value[name]
-    if isinstance(value, bool) or not isinstance(value, int | str):
+    if isinstance(value, list) and not label_sets:
+        raise ValueError(
+            f"field {json_field!r} of its .json is a list: pass --label-sets to kway shard index"
+        )
+    values = value if isinstance(value, list) else [value]
+    if any(isinstance(one, bool) or not isinstance(one, int | str) for one in values):
         raise ValueError(f"field {json_field!r} of its .json is neither a number nor a name")
-    return str(value)
+    return [str(one) for one in values]
 
 
 @dataclass(frozen=True)

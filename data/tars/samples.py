@@ -18,7 +18,7 @@ from data.files import sha256_of
 from data.shards.index import Entry, IndexBuilder
 from data.skipped import Skipped
 from data.tars.headers import BLOCK, Fault, Member, walk
-from data.tars.labels import Labels, label_text
+from data.tars.labels import Labels, label_texts
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "gif")
 TEXT_EXTENSIONS = ("txt",)
@@ -60,13 +60,14 @@ class Rules:
 
     endings: the extensions that a sample can have, in order of preference. label_endings: the same
     for its label. json_field: the field of a `.json` label. classes: the class list, or None if the
-    labels found are the classes.
+    labels found are the classes. label_sets: whether each sample has a set of labels.
     """
 
     endings: Sequence[str]
     label_endings: Sequence[str]
     json_field: str
     classes: Labels | None
+    label_sets: bool = False
 
     def pick(self, group: Group) -> list[tuple[str, Member]]:
         """Return the sample itself and the member that contains its label.
@@ -108,11 +109,14 @@ def scan_tar(path: Path, rules: Rules) -> TarScan:
                     content = os.pread(file.fileno(), size, offset)
                     crc32 = isal_zlib.crc32(content)
                     entries.append(Entry(ending, offset // BLOCK, size, crc32))
-                text = label_text(entries[1].extension, content, rules.json_field)
-                if rules.classes is None:
-                    label = texts.setdefault(text, len(texts))
-                else:
-                    label = rules.classes.label(text)
+                of_label = entries[1].extension, content, rules.json_field
+                labels = [
+                    texts.setdefault(text, len(texts))
+                    if rules.classes is None
+                    else rules.classes.label(text)
+                    for text in label_texts(*of_label, label_sets=rules.label_sets)
+                ]
+                label = sorted(set(labels)) if rules.label_sets else labels[0]
                 index.add_entries(*entries, label=label)
             except ValueError as error:
                 problems.append(Skipped(f"{path}: {group.key}", str(error)))

@@ -20,6 +20,7 @@ from heads.collectives import all_gather_equal, all_gather_rows, group_rank, gro
 from heads.engine.constants import Engine
 from heads.engine.inputs import (
     LARGEST_WEIGHT,
+    NO_LABELS,
     NOTHING_COUNTS,
     Batch,
     Parameters,
@@ -182,7 +183,7 @@ def agree(
             f"{outside} on this rank): check that the data and the head have the same classes"
         )
     if not any(counting):
-        raise ValueError(NOTHING_COUNTS)
+        raise ValueError(NO_LABELS if of_sets and not any(group_labels) else NOTHING_COUNTS)
     return RowCounts(sizes, group_sizes), RowCounts(of_labels, group_labels)
 
 

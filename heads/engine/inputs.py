@@ -12,6 +12,10 @@ NOTHING_COUNTS = (
     "the global batch has no rows with a positive weight: pass at least one row with a weight "
     "above 0"
 )
+NO_LABELS = (
+    "no row of the global batch has a label: pass larger batches, or set head.loss.kind to bce, "
+    "which also learns from rows without labels"
+)
 # Of a row or a class. Sums and products of larger weights could overflow float32.
 LARGEST_WEIGHT = 1e15
 

@@ -42,7 +42,7 @@ def calibrate(
         found = calibrate_bundle(bundle, folder_or_url(shards), target, options, progress=report)
     print(
         f"{pluralize(found.num_samples, 'sample')} of {found.num_classes:,} classes, "
-        f"top-1 accuracy {found.accuracy:.2%}"
+        f"{found.measure} {found.accuracy:.2%}"
     )
     print_kinds(found.thresholds)
     print(f"{printable(str(target))} has thresholds: {kway_command('serve', target)}")

@@ -60,6 +60,11 @@ def evaluate(
         run, checkpoint, split, tuple(settings or ()), tuple(allow_import or ())
     )
     recipe, folder = wanted.recipe(), wanted.folder()
+    if confusions and load_manifest(recipe.data).label_sets:
+        raise ValueError(
+            f"--confusions needs one label per sample, but {recipe.data.shards} has sets of "
+            "labels: use --classes FILE.csv for measures per class"
+        )
     if classes:
         check_writable(classes, "--classes")
     step = _evaluate(wanted, nproc)

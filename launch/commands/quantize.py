@@ -43,8 +43,8 @@ def quantize(
     calibration = found.calibration
     print(
         f"{pluralize(calibration.num_samples, 'sample')} of {calibration.num_classes:,} classes, "
-        f"top-1 accuracy {calibration.accuracy:.2%} in {precision}, {found.float32_accuracy:.2%} "
-        f"in float32"
+        f"{calibration.measure} {calibration.accuracy:.2%} in {precision}, "
+        f"{found.float32_accuracy:.2%} in float32"
     )
     print(
         f"same top-1 class {found.agreement:.2%}, largest difference of a score "

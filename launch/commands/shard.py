@@ -183,6 +183,8 @@ def show(
                 samples, found = len(one), one.class_counts()
             counts += found
             without = samples - int(found.sum())
+            if one.offsets is not None:
+                without = int(np.count_nonzero(np.diff(one.offsets) == 0))
             no_class = f" ({without:,} without a class)" if without else ""
             table.add_row(
                 table_cell(name),
@@ -260,6 +262,14 @@ def index(
     label_field: Annotated[
         str, typer.Option(help="field of a .json label that contains the class")
     ] = "label",
+    label_sets: Annotated[
+        bool,
+        typer.Option(
+            "--label-sets",
+            help="each sample has a set of labels: a list in a .json field, or labels with spaces "
+            "between them in .cls",
+        ),
+    ] = False,
     skip_bad: Annotated[
         bool,
         typer.Option("--skip-bad", help="skip and record missing or damaged samples"),
@@ -284,6 +294,7 @@ def index(
             sample=sample,
             label=label_from,
             label_field=label_field,
+            label_sets=label_sets,
             skip_bad=skip_bad,
             workers=workers,
             ray=ray,

@@ -12,6 +12,7 @@ import pytest
 import webdataset
 
 from data.classes.class_list import ClassInfo
+from data.shards.index import Label
 from data.shards.writing.writer import write_shards
 from data.sources import Sample, Source
 from tests.data import bad_images
@@ -71,12 +72,12 @@ def read_by_webdataset(
 
 
 class Planted(Source):
-    """A source of the given training samples, each a tuple (data, extension, label)."""
+    """A source of the given training samples, each a tuple (data, extension, label or labels)."""
 
     kind = "planted"
     modality = "image"
 
-    def __init__(self, samples: Sequence[tuple[bytes, str, int]], num_classes: int) -> None:
+    def __init__(self, samples: Sequence[tuple[bytes, str, Label]], num_classes: int) -> None:
         self.samples = samples
         self.num_classes = num_classes
 
@@ -94,13 +95,29 @@ class Planted(Source):
         return Sample(f"{task:05d}", data, extension, label)
 
 
+def set_of(number: int) -> list[int]:
+    """Return the set of labels of a sample: some of 3 classes, or none."""
+    return [] if number % 5 == 0 else sorted({number % 3, number // 3 % 3})
+
+
 def planted_shards(
-    folder: Path, bad: dict[int, bytes], *, count: int = 30, labels: dict[int, int] | None = None
+    folder: Path,
+    bad: dict[int, bytes],
+    *,
+    count: int = 30,
+    labels: dict[int, Label] | None = None,
+    sets: bool = False,
 ) -> Path:
-    """Write images of 3 classes to shards of 10, some with bad bytes or labels."""
+    """Write images of 3 classes to shards of 10, some with bad bytes or labels. sets: whether the
+    samples have sets of labels.
+    """
     labels = labels or {}
     samples = [
-        (bad.get(number, png(number)), "png", labels.get(number, number % 3))
+        (
+            bad.get(number, png(number)),
+            "png",
+            labels.get(number, set_of(number) if sets else number % 3),
+        )
         for number in range(count)
     ]
     write_shards(Planted(samples, 3), folder, samples_per_shard=10, workers=1)

@@ -1,10 +1,13 @@
-"""The batches that all ranks of a run load."""
+"""The batches that all ranks of a run load, and the labels of their rows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 
+import numpy as np
+import torch
+
 from data.config import DataConfig
-from data.loading.batch import Batch, Cursor
+from data.loading.batch import Batch, Cursor, Mixed
 from data.loading.loader import TrainLoader
 from data.shards.mixture import load_manifest, open_mixture
 from data.shards.split import Split, open_split
@@ -14,6 +17,21 @@ def opened(config: DataConfig) -> Split:
     if config.mixture:
         return open_mixture(config, load_manifest(config))
     return open_split(config.shards, config.train_split, max_bad_labels=config.max_bad_samples)
+
+
+def row_labels(batch: Batch) -> list[list[int]]:
+    """Return the labels of each row."""
+    return [batch.rows(row, row + 1).labels.tolist() for row in range(batch.num_rows)]
+
+
+def sample_labels(split: Split, samples: Iterable[int]) -> list[list[int]]:
+    """Return the labels of each sample."""
+    return [np.atleast_1d(split.read(int(sample))[2]).tolist() for sample in samples]
+
+
+def set_sizes(batch: Batch | Mixed) -> torch.Tensor:
+    """Return the number of labels of each row, or nothing if each has one label."""
+    return torch.empty(0) if batch.offsets is None else batch.offsets.diff()
 
 
 def rank_batches(

@@ -206,7 +206,7 @@ def test_gaps_in_the_numbers_of_the_tars_are_named(tmp_path: Path) -> None:
         (("cls", b"cow"), "label 'cow' is not one of the 3 class names"),
         (("cls", b"\xff"), "its .cls is not UTF-8"),
         (("cls", b" "), "the label is empty"),
-        (("json", b'{"label": [1]}'), "field 'label' of its .json is neither a number nor a name"),
+        (("json", b'{"label": [1]}'), "field 'label' of its .json is a list: pass --label-sets to"),
         (("json", b'{"other": 1}'), "field 'label' is missing from its .json"),
         (("json", b"[" * 100_000), "its .json is damaged ("),
         (("txt", b"a caption"), "no .cls or .json, only .png, .txt"),

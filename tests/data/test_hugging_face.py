@@ -8,6 +8,7 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, Image, Sequence, Value
 
 from data.shards.manifest import Manifest
+from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
 from data.sources import HuggingFace
 from tests.data.conftest import kway_shard, read, write_image
@@ -119,6 +120,27 @@ def test_other_columns_raise(
     file = write_parquet(tmp_path / "a.parquet", Features(kinds), text=["a", "b"], **values)
     with pytest.raises(ValueError, match=message):
         HuggingFace(str(file), tmp_path / "work", **options).splits()
+
+
+@pytest.mark.parametrize("names", [["zoo", "air", "unused"], None])
+def test_a_column_of_lists_becomes_sets(tmp_path: Path, names: list[str] | None) -> None:
+    kind = Value("string") if names is None else ClassLabel(names=names)
+    features = Features({"text": Value("string"), "tags": Sequence(kind)})
+    rows = [["air", "zoo"], ["zoo"], [], None]
+    file = write_parquet(tmp_path / "a.parquet", features, text=["a", "b", "c", "d"], tags=rows)
+    columns = ("--text-column", "text", "--label-column", "tags", "--test-fraction", 0)
+    done = kway_shard("hf", file, *columns, "--label-sets", "-o", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    with open_split(tmp_path / "out", "train") as split:
+        classes = split.classes.names
+        found = {split.text(i)[0]: {classes[one] for one in split.text(i)[1]} for i in range(3)}
+    assert found == {"a": {"air", "zoo"}, "b": {"zoo"}, "c": set()}
+    assert tuple(classes) == (("air", "zoo") if names is None else ("zoo", "air"))
+    assert "1 rows without a label are skipped" in done.stderr
+    failed = kway_shard(
+        "table", file, "--text", "text", "--label", "tags", "--label-sets", "-o", "x"
+    )
+    assert names is None or "use kway shard hf" in str(failed.exception)
 
 
 def test_what_the_library_cannot_open_raises_one_line(tmp_path: Path) -> None:

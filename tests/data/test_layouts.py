@@ -243,7 +243,7 @@ def inaturalist() -> None:
         text(f"{split}.json", json.dumps(content))
 
 
-@layout("Pascal VOC", train={"bird": 1, "tvmonitor": 1}, test={"bird": 1})
+@layout("Pascal VOC", train={"bird": 2, "tvmonitor": 2}, test={"bird": 1})
 def voc() -> None:
     images(*(f"JPEGImages/2008_00000{i}.jpg" for i in range(4)))
     names = [f"2008_00000{i}" for i in range(4)]
@@ -256,7 +256,7 @@ def voc() -> None:
     text("ImageSets/Main/train.txt", *names[:3])
 
 
-@layout("Open Images", train={"Cat": 1, "Dog": 1}, validation={"Dog": 1}, test={"Cat": 1})
+@layout("Open Images", train={"Cat": 2, "Dog": 2}, validation={"Dog": 1}, test={"Cat": 1})
 def open_images() -> None:
     images("train/a1.jpg", "train/b2.jpg", "train/c3.jpg", "validation/d4.jpg", "test/e5.jpg")
     text("class-descriptions.csv", "/m/1,Cat", "/m/2,Dog")
@@ -392,7 +392,7 @@ def written(folder: Path) -> Found:
     found = {}
     for name in Manifest.load(folder).splits:
         with open_split(folder, name) as split:
-            labels = [split.classes[split.read(i)[2]].name for i in range(len(split))]
+            labels = [split.classes[one].name for one in split.labels.tolist()]
         found[name] = dict(Counter(labels))
     return found
 

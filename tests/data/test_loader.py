@@ -19,9 +19,20 @@ from data.images.config import ImageConfig
 from data.loading.batch import Cursor
 from data.loading.loader import EvalLoader, TrainLoader
 from data.shards.split import open_split
-from tests.data.rank_batches import rank_batches
+from tests.data.foreign_tars import planted_shards
+from tests.data.rank_batches import rank_batches, row_labels, sample_labels, set_sizes
 
 BATCH = 7
+
+
+@pytest.fixture(scope="module", params=["one label", "sets"])
+def shards(
+    request: pytest.FixtureRequest, shards: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Images with one label or with a set of labels each."""
+    if request.param == "one label":
+        return shards
+    return planted_shards(tmp_path_factory.mktemp("sets") / "out", {}, sets=True)
 
 
 class Noise(CustomAugmentation):
@@ -52,7 +63,8 @@ def global_batches(
 ) -> list[tuple[torch.Tensor, ...]]:
     """Return global batches, each concatenated from the shares of all ranks.
 
-    Each batch consists of pixels, labels, sample indices, second labels and weights.
+    Each batch consists of pixels, labels, sample indices, second labels and weights, and the sizes
+    of both sets of labels.
     """
     found = []
     shape = {"batch": BATCH, "steps": steps, "world_size": world_size}
@@ -63,13 +75,14 @@ def global_batches(
         for rank, batch in enumerate(ranks):
             size = BATCH * (rank + 1) // world_size - BATCH * rank // world_size
             pixels = batch.inputs["pixel_values"]
-            assert len(batch.labels) == size
+            assert batch.num_rows == size
             assert pixels.shape == (size, 3, 12, 12)
             assert pixels.dtype == torch.uint8
             assert batch.cursor == Cursor(cursor.seed, cursor.samples + step * BATCH)
             assert batch.mixed is not None
             second = batch.mixed.labels, batch.mixed.weights
-            parts.append((pixels, batch.labels, batch.indices, *second))
+            sizes = set_sizes(batch), set_sizes(batch.mixed)
+            parts.append((pixels, batch.labels, batch.indices, *second, *sizes))
         found.append(tuple(torch.cat(column) for column in zip(*parts, strict=True)))
     return found
 
@@ -112,12 +125,9 @@ def test_a_sample_is_mixed_with_its_neighbor_in_the_stream(shards: Path) -> None
             for each in (plain, AUGMENT)
         )
         unmixed, together = ([next(loader) for _ in range(4)] for loader in both)
-    pixels, labels, indices = (
-        torch.cat(column)
-        for column in zip(
-            *((b.inputs["pixel_values"], b.labels, b.indices) for b in unmixed), strict=True
-        )
-    )
+    pixels = torch.cat([batch.inputs["pixel_values"] for batch in unmixed])
+    indices = torch.cat([batch.indices for batch in unmixed])
+    labels = [labels for batch in unmixed for labels in row_labels(batch)]
     assert all(batch.mixed is None for batch in unmixed)
     kinds = set()
     # With batches of 5, some pairs span two batches.
@@ -128,8 +138,8 @@ def test_a_sample_is_mixed_with_its_neighbor_in_the_stream(shards: Path) -> None
         want = mix(pixels[position].numpy(), pixels[position ^ 1].numpy())
         assert np.array_equal(batch.inputs["pixel_values"][row], want)
         assert batch.indices[row] == indices[position]
-        assert batch.labels[row] == labels[position]
-        assert batch.mixed.labels[row] == labels[position ^ 1]
+        assert row_labels(batch)[row] == labels[position]
+        assert batch.rows(row, row + 1).mixed.labels.tolist() == labels[position ^ 1]
         assert batch.mixed.weights[row] == np.float32(mix.weight)
     assert kinds == {"none", "mixup", "cutmix"}
 
@@ -168,7 +178,7 @@ def test_evaluation_reads_every_sample_once_in_the_same_number_of_batches_on_eac
             lengths.add(len(loader))
             for batch in batches:
                 assert batch.cursor is None
-                assert np.array_equal(batch.labels, split.labels[batch.indices.numpy()])
+                assert row_labels(batch) == sample_labels(split, batch.indices)
                 indices += batch.indices.tolist()
         assert indices == list(range(len(split)))
     assert len(lengths) == 1

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save, save_file
 
 from data.inspection.verify import damages
-from data.shards.index import FORMAT, _crc32, index_path
+from data.shards.index import FORMAT, FORMAT_OF_SETS, _crc32, index_path
 from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
@@ -43,7 +43,7 @@ def message(folder: Path, kind: type[Exception] = ValueError) -> str:
 
 
 EDITS = {
-    "has format version 4, but this version of kway reads versions up to 3": {"format_version": 4},
+    "has format version 5, but this version of kway reads versions up to 4": {"format_version": 5},
     "class 'apple' is listed twice": {"classes": [{"name": "apple"}] * 4},
     "its checksum does not match": {"classes": [{"name": name} for name in "abcde"]},
     "must be set together": {"label_vectors": "label_vectors.safetensors"},
@@ -122,13 +122,13 @@ def test_an_out_of_range_index_entry_with_a_valid_checksum_raises(
 
 
 def test_an_index_in_another_format_raises(copy: Path) -> None:
-    other = FORMAT + 1
+    other = FORMAT_OF_SETS + 1
     path = index_path(copy / "train-000000.tar")
     with safe_open(path, framework="numpy") as file:
         about = json.loads(file.metadata()["kway"])
     about["format"] = other
     save_file(load_file(path), path, metadata={"kway": json.dumps(about)})
-    assert f"has format {other}, but this version of kway reads {FORMAT}" in message(copy)
+    assert f"has format {other}, but this version of kway reads {FORMAT} and" in message(copy)
 
 
 def test_the_index_of_another_shard_raises(copy: Path) -> None:

@@ -23,9 +23,12 @@ from data.loading.sampling import (
     SampledOrder,
     class_groups,
     class_shares,
+    sampled_order,
     training_counts,
 )
 from data.shards.split import open_split
+from tests.data.foreign_tars import planted_shards
+from tests.data.rank_batches import sample_labels
 
 SEEDS = st.integers(0, 2**63 - 1)
 POWERS = st.sampled_from([0.0, 0.3, 0.5, 1.0])
@@ -144,6 +147,56 @@ def test_samples_with_an_invalid_label_are_drawn_at_their_natural_rate() -> None
     assert groups.sizes.tolist() == [7, 1, 2]
     assert np.allclose(groups.shares, [0.4, 0.4, 0.2])
     assert sorted(groups.members[-2:].tolist()) == [1, 4]
+    sets = np.array([0, 7, 1, 0, 1], np.int32), np.array([0, 2, 3, 3, 5])  # 2 is empty
+    groups = class_groups(sets[0], 3, 0.0, sets[1])
+    assert groups.members.tolist() == [3, 1, 3, 0, 2]
+    assert np.allclose(groups.shares, [0.25, 0.25, 0.5])
+
+
+@settings(deadline=None)
+@given(
+    sets=st.lists(st.sets(st.integers(0, 4)), min_size=1, max_size=40),
+    power=st.sampled_from([0.0, 0.5]),
+    seed=SEEDS,
+)
+def test_a_sample_with_a_set_is_drawn_from_the_group_of_each_of_its_labels(
+    sets: list[set[int]], power: float, seed: int
+) -> None:
+    offsets = np.cumsum([0, *map(len, sets)])
+    labels = np.array([label for one in sets for label in sorted(one)], np.int32)
+    groups = class_groups(labels, 5, power, offsets)
+    counts = np.bincount(labels, minlength=5)
+    empty = [i for i, one in enumerate(sets) if not one]
+    expected = [[i for i, one in enumerate(sets) if label in one] for label in range(5)]
+    members = np.split(groups.members, np.cumsum(groups.sizes)[:-1])
+    assert [one.tolist() for one in members] == [one for one in [*expected, empty] if one]
+    shares = class_shares(counts, power) * (1 - len(empty) / len(sets))
+    shares = [*shares[counts > 0], *[len(empty) / len(sets)] * bool(empty)]
+    assert np.allclose(groups.shares, shares)
+    order, n = SampledOrder(seed, groups, len(sets)), 6 * len(sets)
+    passes, indices = order.locate(np.arange(n))
+    # Augmentation is keyed by the pass and the sample.
+    assert len(set(zip(passes.tolist(), indices.tolist(), strict=True))) == n
+    drawn = np.bincount(indices, minlength=len(sets))
+    each = np.bincount(groups.members, np.repeat(groups.shares / groups.sizes, groups.sizes))
+    assert np.abs(drawn - n * np.pad(each, (0, len(sets) - len(each)))).max() < 6 * 4
+
+
+@pytest.mark.parametrize("config", [{"power": 0.0}, {"power": 0.5}, {"power": 1.0}])
+def test_the_expected_counts_of_sampled_sets_are_those_of_an_epoch(
+    tmp_path: Path, config: dict[str, float]
+) -> None:
+    shards = planted_shards(tmp_path / "out", {}, sets=True)
+    settings = DataConfig(
+        shards=shards,
+        image=ImageConfig(size=12),
+        sampling=SamplingConfig(**config, epoch_samples=3000),
+    )
+    with open_split(shards, "train") as split:
+        indices = sampled_order(split, settings, seed=1).locate(np.arange(3000))[1]
+        labels = [label for one in sample_labels(split, indices) for label in one]
+        drawn = np.bincount(labels, minlength=3)
+        assert np.abs(drawn - training_counts(split, settings)).max() <= 6
 
 
 def test_a_sample_that_occurs_twice_in_an_epoch_is_augmented_differently(shards: Path) -> None:

@@ -10,10 +10,11 @@ import pytest
 
 from data.config import DataConfig
 from data.loading.batch import Cursor
-from tests.data.rank_batches import opened, rank_batches
+from tests.data.foreign_tars import planted_shards
+from tests.data.rank_batches import opened, rank_batches, row_labels
 
 SCHEDULES = 120
-KINDS = ("images", "texts", "shuffled", "sampled", "mixture")
+KINDS = ("images", "texts", "shuffled", "sampled", "mixture", "sets", "sampled sets")
 
 
 def drawn(kind: str, folders: dict[str, Path], rng: np.random.Generator) -> dict[str, Any]:
@@ -25,7 +26,10 @@ def drawn(kind: str, folders: dict[str, Path], rng: np.random.Generator) -> dict
         settings = {"shards": folders["texts"] / "shards", "text": text}
     if kind == "shuffled" or (kind == "texts" and rng.random() < 0.5):
         settings["shuffle_shards"] = int(rng.integers(1, 4))
-    if kind == "sampled":
+    if "sets" in kind:
+        settings["shards"] = folders["sets"]
+        settings["augment"] = {"mix": {"mixup_alpha": 0.4}}
+    if "sampled" in kind:
         settings["sampling"] = {"power": rng.random(), "epoch_samples": int(rng.integers(9, 99))}
     if kind == "mixture":
         sets = ((folders["images"], "train", 1.5), (folders["images"], "test", 1))
@@ -35,24 +39,34 @@ def drawn(kind: str, folders: dict[str, Path], rng: np.random.Generator) -> dict
     return settings
 
 
-def ledger(config: DataConfig, cursor: Cursor, **shape: int) -> list[list[int]]:
-    """Return the samples of each global batch, those of rank 0 first."""
+def ledger(config: DataConfig, cursor: Cursor, **shape: int) -> list[list[tuple[int, list[int]]]]:
+    """Return the samples and labels of each global batch, those of rank 0 first."""
     return [
-        [index for batch in ranks for index in batch.indices.tolist()]
+        [
+            row
+            for batch in ranks
+            for row in zip(batch.indices.tolist(), row_labels(batch), strict=True)
+        ]
         for ranks in rank_batches(config, cursor, **shape)
     ]
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images with sets of labels."""
+    return planted_shards(tmp_path_factory.mktemp("sets") / "out", {}, sets=True)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("number", range(SCHEDULES))
 def test_a_random_schedule_reads_the_batches_of_one_rank(
-    shards: Path, texts: Path, number: int
+    shards: Path, texts: Path, sets: Path, number: int
 ) -> None:
     rng, kind = np.random.default_rng(number), KINDS[number % len(KINDS)]
-    settings = drawn(kind, {"images": shards, "texts": texts}, rng)
+    settings = drawn(kind, {"images": shards, "texts": texts, "sets": sets}, rng)
     start, batch = Cursor(int(rng.integers(2**40))), int(rng.integers(1, 24))
-    found: list[list[int]] = []
+    found: list[list[tuple[int, list[int]]]] = []
     for _ in range(int(rng.integers(2, 6))):  # each run is killed and resumed
         workers = int(rng.integers(1, 3)) if rng.random() < 0.1 else 0
         config = DataConfig(**settings, workers=workers)
@@ -63,6 +77,6 @@ def test_a_random_schedule_reads_the_batches_of_one_rank(
     assert found == ledger(config, start, batch=batch, steps=len(found))
     if not config.is_sampled:
         with opened(config) as split:
-            size, order = len(split), [index for batch in found for index in batch]
+            size, order = len(split), [index for batch in found for index, _ in batch]
         for epoch in range(len(order) // size):
             assert sorted(order[epoch * size : (epoch + 1) * size]) == list(range(size))

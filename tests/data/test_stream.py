@@ -20,6 +20,7 @@ from data.shards.manifest import Manifest
 from data.tars.indexing import index_shards
 from tests.data.file_server import serving
 from tests.data.foreign_tars import bomb, images, planted_shards, png, write_tar
+from tests.data.rank_batches import row_labels
 
 IMAGE = ImageConfig(size=16)
 
@@ -88,6 +89,27 @@ def test_every_sample_is_read_sooner_or_later_with_its_label(
     labels = {number: label for number, (label, _) in pixels_by_number(found).items()}
     wanted = {_number(f"{eight}/t{n // 6}.tar: {n:05d}"): n % 3 for n in range(48)}
     assert labels == wanted
+
+
+def test_tars_without_an_index_have_sets_of_labels_if_data_shards_has(
+    tmp_path: Path, eight: Path
+) -> None:
+    shards = planted_shards(tmp_path / "sets", {}, sets=True)
+    lists = [("a", "[2, 0]"), ("b", "[]"), ("c", '["class 1"]')]
+    members = [
+        (f"{key}.{ending}", data)
+        for key, label in lists
+        for ending, data in (("png", png(1)), ("json", f'{{"label": {label}}}'.encode()))
+    ]
+    write_tar(tmp_path / "a.tar", [*members, ("d.png", png(2)), ("d.cls", b"2 1")])
+    found = take(stream_loader(shards, str(tmp_path / "a.tar")), 4)
+    by_key = {
+        number: labels
+        for batch in found
+        for number, labels in zip(batch.indices.tolist(), row_labels(batch), strict=True)
+    }
+    expected = {"a": [0, 2], "b": [], "c": [1], "d": [1, 2]}
+    assert by_key == {_number(f"{tmp_path}/a.tar: {key}"): one for key, one in expected.items()}
 
 
 def test_resuming_starts_a_new_order_and_new_draws(classes: Path, eight: Path) -> None:

@@ -13,20 +13,25 @@ from data.loading.batch import Batch, Cursor
 from data.loading.loader import EvalLoader, TrainLoader
 from data.shards.split import BadSampleError, open_split
 from tests.data.foreign_tars import bomb, planted_shards, png
-from tests.data.rank_batches import rank_batches
+from tests.data.rank_batches import rank_batches, row_labels, sample_labels, set_sizes
 
 BATCH = 8
 BAD = {3: b"this is text", 17: bomb(), 22: png(1)[:300]}
 
 
-@pytest.fixture(scope="module")
-def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return planted_shards(tmp_path_factory.mktemp("damaged") / "out", BAD)
+@pytest.fixture(scope="module", params=[False, True], ids=["one label", "sets"])
+def sets(request: pytest.FixtureRequest) -> bool:
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return planted_shards(tmp_path_factory.mktemp("intact") / "out", {})
+def damaged(tmp_path_factory: pytest.TempPathFactory, sets: bool) -> Path:
+    return planted_shards(tmp_path_factory.mktemp("damaged") / "out", BAD, sets=sets)
+
+
+@pytest.fixture(scope="module")
+def intact(tmp_path_factory: pytest.TempPathFactory, sets: bool) -> Path:
+    return planted_shards(tmp_path_factory.mktemp("intact") / "out", {}, sets=sets)
 
 
 def config(shards: Path, *, workers: int = 0, limit: int = 10) -> DataConfig:
@@ -76,11 +81,10 @@ def test_only_the_rows_of_bad_samples_change(damaged: Path, intact: Path) -> Non
 
 def test_a_replaced_sample_gets_the_label_of_its_substitute(damaged: Path) -> None:
     with open_split(damaged, "train") as split:
-        labels = split.labels
-    for (batch,) in batches(damaged, 8):
-        by = {one.index: one.by for one in batch.substitutes}
-        for index, label in zip(batch.indices.tolist(), batch.labels.tolist(), strict=True):
-            assert label == labels[by.get(index, index)]
+        for (batch,) in batches(damaged, 8):
+            by = {one.index: one.by for one in batch.substitutes}
+            used = [by.get(index, index) for index in batch.indices.tolist()]
+            assert row_labels(batch) == sample_labels(split, used)
 
 
 @pytest.mark.parametrize(("world_size", "workers"), [(3, 0), (2, 1)])
@@ -93,6 +97,7 @@ def test_substitutes_do_not_depend_on_world_size_or_workers(
         assert whole.substitutes == tuple(s for part in parts for s in part.substitutes)
         for ours, theirs in (
             (whole.labels, [part.labels for part in parts]),
+            (set_sizes(whole), [set_sizes(part) for part in parts]),
             (whole.inputs["pixel_values"], [part.inputs["pixel_values"] for part in parts]),
         ):
             assert torch.equal(ours, torch.cat(theirs))
@@ -167,14 +172,16 @@ def test_a_cursor_from_an_older_checkpoint_has_no_bad_samples() -> None:
             Cursor.from_json({"seed": 1, "samples": 2} | wrong)
 
 
-def test_an_out_of_range_label_is_replaced_within_max_bad_labels(tmp_path: Path) -> None:
-    shards = planted_shards(tmp_path / "out", {}, labels={4: 7})
+def test_an_out_of_range_label_is_replaced_within_max_bad_labels(
+    tmp_path: Path, sets: bool
+) -> None:
+    shards = planted_shards(tmp_path / "out", {}, labels={4: [7, 8] if sets else 7}, sets=sets)
     with pytest.raises(ValueError, match="has label 7, but the manifest has 3 classes"):
         open_split(shards, "train")
     (batch,) = (batch for (batch,) in batches(shards, 4) if batch.substitutes)
     assert "00004: label 7 is out of range for 3 classes" in batch.substitutes[0].reason
     with open_split(shards, "train", max_bad_labels=1) as split:
-        assert split.class_counts().sum() == len(split) - 1
+        assert split.class_counts().sum() == len(split.labels) - (2 if sets else 1)
 
 
 def test_evaluation_raises_for_a_bad_sample(damaged: Path) -> None:

@@ -137,13 +137,119 @@ def test_options_for_another_kind_of_table_raise(
     [
         (["a,\"['x', 'y']\"", "b,x"], r"a\.csv, line 2: the row has the label .*, a list"),
         (['a,"[z, w]"', "b,x"], r"a\.csv, line 2: the row has the label .*, a list"),
-        (["a,x|y", "b,x", "c,y"], "label 'x|y' joins other labels of column 'y'"),
+        (
+            ["a,x|y", "b,x", "c,y"],
+            r"label 'x\|y' joins .* column 'y': pass --label-separator '\|',",
+        ),
         (['a,"x, y"', "b,x", "c,y"], "label 'x, y' joins other labels of column 'y'"),
     ],
 )
 def test_labels_that_look_like_lists_raise(tmp_path: Path, rows: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         text_table(tmp_path, "t,y", *rows).classes()
+
+
+def write_rows(folder: Path, kind: str, rows: list[tuple[str, list[str] | None]]) -> Path:
+    """Write a table whose column `y` has lists of labels or, in CSV, texts such as `a|b`."""
+    path = folder / f"a.{kind}"
+    if kind == "parquet":
+        parquet.write_table(
+            arrow.table({"t": [t for t, _ in rows], "y": [y for _, y in rows]}), path
+        )
+    elif kind == "jsonl":
+        path.write_text("\n".join(json.dumps({"t": text, "y": labels}) for text, labels in rows))
+    else:
+        path.write_text("\n".join(["t,y", *(f"{t},{'|'.join(y or [])}" for t, y in rows)]))
+    return path
+
+
+def sets_of(folder: Path, split: str = "train") -> dict[str, list[str]]:
+    with open_split(folder, split) as opened:
+        names = opened.classes.names
+        found = [opened.text(i) for i in range(len(opened))]
+        return {text: [names[label] for label in labels] for text, labels in found}
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_rows_with_several_labels_become_sets(tmp_path: Path, kind: str) -> None:
+    rows = [
+        ("one", ["b", " a"]), ("two", ["cafe\u0301", "caf\u00e9", "a"]), ("three", []),
+        ("four", None), ("five", ["rare"]), ("six", ["", "b", "b"]), ("one", ["a", "b"]),
+    ]  # fmt: skip
+    options = ("--label-separator", "|") if kind == "csv" else ("--label-sets",)
+    path = write_rows(tmp_path, kind, rows)
+    columns = ("--text", "t", "--label", "y", "--test-fraction", 0)
+    done = kway_shard(
+        "table", path, "-o", tmp_path / "out", *columns, *options, "--drop-duplicates"
+    )
+    assert done.exit_code == 0, done.output
+    assert sets_of(tmp_path / "out") == {
+        "one": ["a", "b"], "two": ["a", "caf\u00e9"], "three": [], "four": [], "five": ["rare"],
+        "six": ["b"],
+    }  # fmt: skip
+    for note in ("rows read: 7", "duplicates dropped: 1", "samples without labels: 2"):
+        assert f"note: {note}\n" in done.stderr
+    assert "6 train samples, 6 labels, 4 classes" in done.stdout
+    frequent = ("--min-count", 2, "-o", tmp_path / "frequent")
+    done = kway_shard("table", path, *columns, *options, *frequent)
+    assert done.exit_code == 0, done.output
+    found = sets_of(tmp_path / "frequent")
+    assert (found["two"], found["five"]) == (["a"], [])
+    assert "note: labels of excluded classes: 2\n" in done.stderr
+
+
+def test_several_columns_become_one_set(tmp_path: Path) -> None:
+    rows = ["a,x,y,train", "b,x,,train", "c,,,test", "d,y,y,test", "e,1.5,x,train"]
+    (tmp_path / "a.csv").write_text("\n".join(["t,one,two,part", *rows]))
+    source = Table(
+        (tmp_path / "a.csv",),
+        tmp_path / "work",
+        "one, two",
+        text="t",
+        split="part",
+        label_sets=True,
+    )
+    write_shards(source, tmp_path / "out", workers=0)
+    train = {"a": ["x", "y"], "b": ["x"], "e": ["1.5", "x"]}
+    assert sets_of(tmp_path / "out") == train
+    assert sets_of(tmp_path / "out", "test") == {"c": [], "d": ["y"]}
+
+
+def test_spellings_of_the_labels_of_sets_are_reported(tmp_path: Path) -> None:
+    rows = [("a", ["Dog", "cat"]), ("b", ["\ufeffDog"]), ("c", ["dog", "cat "]), ("d", ["c\nat"])]
+    source = Table(
+        (write_rows(tmp_path, "jsonl", rows),), tmp_path / "work", "y", text="t",
+        test_fraction=0, label_sets=True,
+    )  # fmt: skip
+    assert [info.name for info in source.classes()] == ["Dog", "c at", "cat", "dog"]
+    assert source.notes()[-3:] == [
+        "'Dog', '\\ufeffDog' are the same class, 'Dog'",
+        "'cat', 'cat ' are the same class, 'cat'",
+        "classes 'Dog', 'dog' differ only by case",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "message"),
+    [
+        (
+            ['{"t": "a", "y": [["b"]]}'],
+            {"label_sets": True},
+            "line 1: the row has the label .*lists",
+        ),
+        (['{"t": "a", "y": {"b": 1}}'], {"label_sets": True}, r"has the label \{'b': 1\}, a list"),
+        (['{"t": "a", "y": "[\'b\', 1]"}'], {"label_separator": "|"}, "a list: pass --label-sets"),
+        (['{"t": "a", "y": ["b"]}'], {}, r"a list: pass --label-sets .* or --label-separator"),
+        (['{"t": "a", "y": []}'] * 2, {"label_sets": True}, "found 0 classes"),
+        (['{"t": "a", "y": []}'], {"label_sets": True, "hierarchy": "y"}, "--hierarchy: requires"),
+    ],
+)
+def test_lists_that_are_not_sets_of_labels_raise(
+    tmp_path: Path, lines: list[str], options: dict, message: str
+) -> None:
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    with pytest.raises(ValueError, match=message):
+        Table((tmp_path / "a.jsonl",), tmp_path / "work", "y", text="t", **options).classes()
 
 
 def test_a_cell_longer_than_the_limit_of_csv_is_read(tmp_path: Path) -> None:

@@ -99,6 +99,18 @@ def test_csv_tsv_and_plain_text_give_the_same_samples(tmp_path: Path) -> None:
     assert found[1:] == found[:1] * 3
 
 
+def test_all_emoji_of_a_tweet_can_become_a_set(tmp_path: Path) -> None:
+    file = lines(tmp_path / "a.txt", "a 😂🙏🏽😂", "b 🙏", "c 🔥", "d", "a 🙏😂", "e 😂 🔥🔥")
+    source = Tweets((file,), tmp_path / "work", policy="all", test_fraction=0, min_count=2)
+    write_shards(source, tmp_path / "out", workers=0)
+    with open_split(tmp_path / "out", "train") as split:
+        emoji = [split.classes[i].attributes["emoji"] for i in range(len(split.classes))]
+        found = {split.text(i)[0]: split.text(i)[1].tolist() for i in range(len(split))}
+    assert emoji == ["🔥", "😂", "🙏"]
+    assert found == {"a": [1, 2], "b": [2], "c": [0], "e": [0, 1]}
+    assert {"texts without emoji: 1", "duplicates dropped: 1"} <= set(source.notes())
+
+
 def test_every_emoji_of_a_tweet_can_become_a_label(tmp_path: Path) -> None:
     file = lines(tmp_path / "a.txt", "a 😂🙏🏽😂", "b 🙏", "c 🔥")
     _, samples = write(tmp_path, file, policy="each", test_fraction=0)

@@ -16,9 +16,9 @@ from data.shards.split import open_split
 from data.shards.writing.output import UNFINISHED, OutputFolder
 from data.shards.writing.writer import write_shards
 from data.skipped import SKIPPED
-from data.sources import ImageFolder, Sample
+from data.sources import ImageFolder, Sample, Source
 from tests.data.conftest import write_image
-from tests.data.foreign_tars import read_by_webdataset
+from tests.data.foreign_tars import Planted, png, read_by_webdataset, set_of
 from tests.data.killed import check_killed_and_resumed, contents
 from tests.data.ray_jobs import Numbers
 
@@ -87,8 +87,13 @@ def test_a_second_run_reports_that_the_folder_is_complete(images: Path, tmp_path
     assert before == {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out").iterdir()}
 
 
-def test_a_killed_and_resumed_writer_writes_the_same_bytes(images: Path, tmp_path: Path) -> None:
-    source = ImageFolder(images, test_fraction=0.2)
+@pytest.mark.parametrize("sets", [False, True], ids=["one label", "sets"])
+def test_a_killed_and_resumed_writer_writes_the_same_bytes(
+    images: Path, tmp_path: Path, sets: bool
+) -> None:
+    source: Source = ImageFolder(images, test_fraction=0.2)
+    if sets:
+        source = Planted([(png(number), "png", set_of(number)) for number in range(40)], 3)
     check_killed_and_resumed(source, tmp_path, samples_per_shard=10, workers=2)
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from heads import ClassHead, FactoredHead, FusedSGD, HierarchicalSoftmaxHead, LabelSets
+from heads.label_sets import concatenate_labels
 from heads.losses import LOSSES, Asymmetric, Block, LabelPositions, Rows
 from heads.rows.node_values import FP8
 from tests.heads.cases import (
@@ -111,8 +112,10 @@ def test_a_batch_of_empty_rows_has_no_positive_terms(kind):
     if kind in OF_LABELS:
         assert loss == 0
         assert not gradient_of_nodes(head).any()
-        with pytest.raises(ValueError, match="no rows with a positive weight"):
+        with pytest.raises(ValueError, match="no row of the global batch has a label"):
             head(features, nothing)
+        with pytest.raises(ValueError, match="no rows with a positive weight"):
+            head(features, LabelSets.of([[1], [], []]), torch.zeros(3))
     else:
         z = head.logits(features, next(head.class_rows())).detach()
         z = z + head.engine.log_prior
@@ -327,3 +330,25 @@ def test_sets_are_sliced_by_rows():
     ):
         assert sets[part].labels.tolist() == labels
         assert sets[part].offsets.tolist() == offsets
+
+
+def test_parts_are_concatenated_and_classes_are_renamed_within_their_rows():
+    rows = [[3, 7], [], [5], [0, 1, 2]]
+    sets = LabelSets.of(rows)
+    again = concatenate_labels([sets[:1], sets[1:1], sets[1:]])
+    assert torch.equal(again.labels, sets.labels)
+    assert torch.equal(again.offsets, sets.offsets)
+    assert torch.equal(
+        concatenate_labels([torch.arange(2), torch.arange(1)]), torch.tensor([0, 1, 0])
+    )
+    renamed = sets.mapped(9 - torch.arange(10))
+    assert [renamed[row : row + 1].labels.tolist() for row in range(4)] == [
+        [2, 6],
+        [],
+        [4],
+        [7, 8, 9],
+    ]
+    narrow = LabelSets(sets.labels.int(), sets.offsets.int())
+    for each in (sets, narrow):
+        found = each.contain(torch.tensor([[7, 8], [0, 1], [5, 3], [2, 9]]))
+        assert found.tolist() == [[True, False], [False, False], [True, False], [True, False]]

@@ -139,6 +139,8 @@ def test_f1_at_thresholds_equals_scikit_learn_in_blocks_of_classes() -> None:
             assert found[f"{average}_f1"] == pytest.approx(want, rel=1e-12)
     found = f1_measures(f1_sums(scores, sets, torch.arange(CLASSES), THRESHOLD))
     assert found == pytest.approx(NAPKINXC_F1, rel=1e-12)
+    with pytest.raises(ValueError, match="scores of 29 rows, but labels of 30"):
+        f1_sums(scores[1:], sets, torch.arange(CLASSES), THRESHOLD)
     assert f1_measures(torch.zeros(5)) == {"micro_f1": 0, "macro_f1": 0}
 
 

@@ -20,6 +20,8 @@ from data.loading.loader import EvalLoader
 from data.progress import Report
 from data.shards.manifest import Manifest
 from data.shards.split import Split, open_split
+from heads import LabelSets
+from heads.label_sets import class_ids_of, concatenate_labels
 from heads.losses import score
 from heads.slc import positions_of_labels
 from trainer.backbone.config import Precision
@@ -33,6 +35,7 @@ from trainer.bundle.writing import rewrite_bundle
 from trainer.evaluation.class_scores import count_reached
 from trainer.promises import make_promises
 from trainer.promises.class_groups import groups_of_rows
+from trainer.task import labels_of
 
 # Memory for the scores of a block, of which a few copies exist.
 _BLOCK_BYTES = 64 * 2**20
@@ -42,10 +45,10 @@ _NAMES_SHOWN = 3
 @dataclass(frozen=True)
 class Calibration:
     """The new thresholds, and the labels and the classes with the highest logit [N] of the
-    samples."""
+    samples. With label sets, `labels` are those of N samples."""
 
     thresholds: ClassThresholds
-    labels: Tensor
+    labels: Tensor | LabelSets
     predicted: Tensor
 
     @property
@@ -55,11 +58,18 @@ class Calibration:
     @property
     def num_classes(self) -> int:
         """The number of classes with samples."""
-        return len(self.labels.unique())
+        return len(class_ids_of(self.labels).unique())
+
+    @property
+    def measure(self) -> str:
+        """The name of `accuracy`."""
+        return "precision at 1" if isinstance(self.labels, LabelSets) else "top-1 accuracy"
 
     @property
     def accuracy(self) -> float:
-        """The fraction of the samples whose class has the highest logit."""
+        """The fraction of the samples whose class, or one of them, has the highest logit."""
+        if isinstance(self.labels, LabelSets):
+            return float(self.labels.contain(self.predicted.unsqueeze(1)).double().mean())
         return float((self.predicted == self.labels).double().mean())
 
 
@@ -107,12 +117,13 @@ class LabeledSamples:
         precision: Precision | None = None,
         onnx: Path | None = None,
         each_batch: Callable[[Batch], None] = lambda batch: None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the features [N, dim] and the labels [N], in the bundle's precision or in another
-        one (see `Bundle.load_as_calibrated`). Labels are IDs of the bundle.
+    ) -> tuple[Tensor, Tensor | LabelSets]:
+        """Return the features [N, dim] and the labels [N] or label sets, in the bundle's precision
+        or in another one (see `Bundle.load_as_calibrated`). Labels are IDs of the bundle.
         """
         device = torch.device(self.options.device)
-        backbone, features, labels, done = None, [], [], 0
+        backbone, features, done = None, [], 0
+        labels: list[Tensor | LabelSets] = []
         for batch in EvalLoader(self.split, self.data, batch=self.options.batch, device=device):
             each_batch(batch)
             backbone = backbone or self.bundle.load_as_calibrated(
@@ -123,18 +134,21 @@ class LabeledSamples:
                 onnx=onnx,
             )
             features.append(backbone(batch.inputs).float().cpu())
-            labels.append(batch.labels.cpu())
-            done += len(batch.labels)
+            labels.append(labels_of(batch).to("cpu"))
+            done += batch.num_rows
             self.progress(done, len(self.split))
         if not features:
             raise ValueError(f"split {self.options.split} is empty: choose a split with samples")
-        return torch.cat(features), self.class_ids[torch.cat(labels)]
+        found = concatenate_labels(labels)
+        if isinstance(found, LabelSets):
+            return torch.cat(features), found.mapped(self.class_ids)
+        return torch.cat(features), self.class_ids[found]
 
     def model_card(self, card: str, found: Calibration) -> str:
         """Return a model card with the section about the thresholds from these samples."""
         section = (
             f"{thresholds_section(found.thresholds)}\nMeasured on {found.num_samples} samples of "
-            f"split `{self.options.split}` of {self.manifest.source}: top-1 accuracy "
+            f"split `{self.options.split}` of {self.manifest.source}: {found.measure} "
             f"{found.accuracy:.4f}.\n"
         )
         return with_section(card, section)
@@ -190,20 +204,22 @@ def _class_ids(bundle: Bundle, manifest: Manifest, split: Split) -> NDArray[np.i
 
 
 def calibration_of(
-    bundle: Bundle, features: Tensor, labels: Tensor, options: CalibrationOptions
+    bundle: Bundle, features: Tensor, labels: Tensor | LabelSets, options: CalibrationOptions
 ) -> Calibration:
-    """Return the thresholds for features [N, dim] and labels [N], which are IDs of the bundle."""
-    own, best = (torch.full((len(labels),), -torch.inf) for _ in range(2))
-    predicted = torch.zeros_like(labels)
+    """Return the thresholds for features [N, dim] and labels [N] or label sets, whose classes are
+    IDs of the bundle."""
+    label_ids = class_ids_of(labels)
+    own, best = (torch.full((len(each),), -torch.inf) for each in (label_ids, labels))
+    predicted = torch.zeros(len(labels), dtype=torch.int64)
     for ids, scores, logits in scores_of_blocks(bundle, features):
-        at = positions_of_labels(labels, ids)
-        own[at[0]] = scores[at]
+        found, *at = positions_of_labels(labels, ids)
+        own[found] = scores[tuple(at)]
         highest, column = logits.max(1)
         better = highest > best  # a tie goes to the lowest class ID
         best[better], predicted[better] = highest[better], ids[column[better]]
     groups = groups_of_rows(bundle.blocks, bundle.spec.num_classes, bundle.spec.dim)
     promises = make_promises(
-        own.numpy(), labels.numpy(), groups, options.recalls, options.confidence
+        own.numpy(), label_ids.numpy(), groups, options.recalls, options.confidence
     )
     cutoffs, row_of_class = map(torch.from_numpy, (promises.thresholds, promises.row_of_class))
     reached = [
@@ -211,7 +227,7 @@ def calibration_of(
         for ids, scores, _ in scores_of_blocks(bundle, features)
     ]
     return Calibration(
-        ClassThresholds.of_promises(promises, torch.cat(reached).numpy(), len(labels)),
+        ClassThresholds.of_promises(promises, torch.cat(reached).numpy()),
         labels,
         predicted,
     )

@@ -40,9 +40,7 @@ def export_run(
     trained = open_trained(run, world, allow_imports=allow_imports)
     # Export does not evaluate, because that may require many ranks.
     evaluation = load_evaluation(trained.folder.evaluations, step=trained.step)
-    thresholds = ClassThresholds.of_promises(
-        evaluation.promises, evaluation.reached.numpy(), evaluation.num_samples
-    )
+    thresholds = ClassThresholds.of_promises(evaluation.promises, evaluation.reached.numpy())
     backbone, data = trained.task.backbone, trained.recipe.data
     spec = _spec(trained, thresholds)
     write_bundle(

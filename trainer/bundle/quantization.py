@@ -12,6 +12,7 @@ from torch import Tensor
 
 from data.loading.batch import Batch
 from data.progress import Report
+from heads import LabelSets
 from trainer.backbone.onnx_backbone import BF16, check_packages, write_int8, write_onnx
 from trainer.backbone.precision import LowPrecision, check_device
 from trainer.bundle.bundle import Bundle
@@ -71,11 +72,11 @@ def quantize(
 
         def keep(batch: Batch) -> None:
             nonlocal seen
-            for row in range(-seen % every, len(batch.labels), every):
+            for row in range(-seen % every, batch.num_rows, every):
                 kept.append(
                     {name: part[row : row + 1].clone() for name, part in batch.inputs.items()}
                 )
-            seen += len(batch.labels)
+            seen += batch.num_rows
 
         before, _ = samples.features(each_batch=keep)
         onnx = None
@@ -102,7 +103,11 @@ def quantize(
 
 
 def _compare(
-    bundle: Bundle, before: Tensor, after: Tensor, labels: Tensor, options: CalibrationOptions
+    bundle: Bundle,
+    before: Tensor,
+    after: Tensor,
+    labels: Tensor | LabelSets,
+    options: CalibrationOptions,
 ) -> Quantization:
     old, new = (calibration_of(bundle, each, labels, options) for each in (before, after))
     pairs = zip(*(scores_of_blocks(bundle, each) for each in (before, after)), strict=True)
@@ -122,8 +127,8 @@ float32 on {found.calibration.num_samples} samples:
 
 | measure | value |
 |---|---|
-| top-1 accuracy, {precision} | {found.calibration.accuracy:.4f} |
-| top-1 accuracy, float32 | {found.float32_accuracy:.4f} |
+| {found.calibration.measure}, {precision} | {found.calibration.accuracy:.4f} |
+| {found.calibration.measure}, float32 | {found.float32_accuracy:.4f} |
 | samples with the same top-1 class | {found.agreement:.4f} |
 | largest difference of a score | {found.largest_difference:.4g} |
 """

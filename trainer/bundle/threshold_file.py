@@ -78,11 +78,9 @@ class ClassThresholds:
     pass_rates: NDArray[np.float32]
 
     @classmethod
-    def of_promises(
-        cls, promises: Promises, reached: NDArray[np.integer], num_samples: int
-    ) -> "ClassThresholds":
-        """Return the thresholds of `promises` from `num_samples` samples. `reached` [K, R, 2]
-        counts the samples at or above each threshold: those of the class, and those of any class.
+    def of_promises(cls, promises: Promises, reached: NDArray[np.integer]) -> "ClassThresholds":
+        """Return the thresholds of `promises`. `reached` [K, R, 2] counts the samples at or above
+        each threshold: those of the class, and those of any class.
         """
         promises = promises.by_class()
         recalls = tuple(
@@ -90,7 +88,7 @@ class ClassThresholds:
                 recall=recall,
                 confidence=promises.confidence,
                 pooled=pooled,
-                pooled_samples=num_samples,
+                pooled_samples=int(promises.positives.sum()),
                 below_pooled=below,
                 min_positives=least_positives(recall, promises.confidence),
             )

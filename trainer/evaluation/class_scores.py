@@ -16,14 +16,15 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from data.loading.batch import Batch
-from heads import ClassHead
+from heads import ClassHead, LabelSets
 from heads.collectives import all_gather_equal, all_gather_rows, all_reduce_max, all_reduce_sum
 from heads.head import ClassScores as BlockScores
+from heads.label_sets import class_ids_of, concatenate_labels
 from heads.rows.node_values import wide_dtype
 from heads.slc import ClassMeasures, block_measures, positions_of_labels
 from heads.topk import largest_columns, sort_largest
 from trainer.promises import Promises
-from trainer.task import Task
+from trainer.task import Task, labels_of
 from trainer.world import World
 
 # Shape legend: N rows, of which n belong to this class group; C classes of a block; K classes in
@@ -36,11 +37,11 @@ _CLASSES_AT_ONCE = 1 << 20  # whose counts are sent to the main rank
 
 @dataclass(frozen=True)
 class SplitRows:
-    """The rows of a split that one class group evaluates: `features` [n, d] and `labels` [n]. All
-    ranks of the group have the same rows."""
+    """The rows of a split that one class group evaluates: `features` [n, d], and `labels` [n] or
+    label sets of n rows. All ranks of the group have the same rows."""
 
     features: Tensor
-    labels: Tensor
+    labels: Tensor | LabelSets
 
 
 def gathered_rows(
@@ -56,19 +57,24 @@ def gathered_rows(
     Every rank must have the same number of batches, including empty ones, because the forward pass
     of a sharded backbone is collective. `check` is called before each batch.
     """
-    # Ranks without a batch need the right shape, too.
+    # An empty split has no batches.
     features = [torch.empty((0, task.head.dim), device=world.device)]
-    labels = [torch.empty(0, dtype=torch.int64, device=world.device)]
+    labels: list[Tensor | LabelSets] = []
     for batch in batches:
         check()
         features.append(task.features(batch.inputs))
-        labels.append(batch.labels.to(world.device))
-        if len(batch.labels):
-            progress(len(batch.labels))
+        labels.append(labels_of(batch).to(world.device))
+        if batch.num_rows:
+            progress(batch.num_rows)
     mine = torch.cat(features)
     features.clear()  # otherwise they would be in memory twice during the gather
     group = task.head.engine.class_group
-    return SplitRows(all_rows(mine, group), all_rows(torch.cat(labels), group))
+    nothing = torch.empty(0, dtype=torch.int64, device=world.device)
+    own, found = concatenate_labels(labels or [nothing]), all_rows(mine, group)
+    if isinstance(own, Tensor):
+        return SplitRows(found, all_rows(own, group))
+    sets = LabelSets.of_sizes(all_rows(own.labels, group), all_rows(own.sizes, group))
+    return SplitRows(found, sets)
 
 
 def all_rows(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
@@ -86,7 +92,8 @@ class Ranking:
     """
 
     def __init__(self, k: int, like_N: Tensor) -> None:
-        """`k` is at most the number of classes; `like_N` has the dtype and device of the scores."""
+        """`k` is at most the number of classes; `like_N` [N, ...] has the dtype and device of the
+        scores."""
         self._k = k
         self._scores = like_N.new_full((len(like_N), k), -torch.inf)
         self._class_ids = torch.full_like(self._scores, _NO_CLASS, dtype=torch.int64)
@@ -118,8 +125,8 @@ class Ranking:
 @dataclass(frozen=True)
 class ClassScores:
     """The scores of all classes. `predicted` [n, k] contains class IDs, best first, and
-    `true_scores` [n] contains the score of each row's own class. The metrics of the P classes with
-    samples cover the rows of all groups and are on the CPU.
+    `true_scores` [L] contains the scores of the L labels of the rows, one per row without label
+    sets. The metrics of the P classes with samples cover the rows of all groups and are on the CPU.
     """
 
     predicted: Tensor
@@ -144,12 +151,12 @@ def score_classes(
     """
     labels = rows.labels
     class_group, data_group = head.engine.class_group, head.engine.data_group
-    true_scores = torch.zeros(
-        len(labels), device=labels.device, dtype=wide_dtype(head.weight.dtype)
-    )
-    ranking = Ranking(k, true_scores)
-    measures = [block_measures(true_scores[:, None][:, :0], labels, labels[:0], recalls)]
-    nan_class = torch.tensor(-1, device=labels.device)
+    dtype = wide_dtype(head.weight.dtype)
+    true_scores = torch.zeros(len(class_ids_of(labels)), device=measured.device, dtype=dtype)
+    no_scores = true_scores.new_empty(len(labels), 0)
+    ranking = Ranking(k, no_scores)
+    measures = [block_measures(no_scores, labels, measured[:0], recalls)]
+    nan_class = torch.tensor(-1, device=measured.device)
     for block in _scored_blocks(head, rows, world, check):
         scores, class_ids = block.scores, block.class_ids
         highest = scores.amax(1)
@@ -157,8 +164,8 @@ def score_classes(
             nan_class = class_ids[scores.isnan().any(0)].max()
             scores = scores.nan_to_num()
         ranking.add(scores, class_ids, highest)
-        at = positions_of_labels(labels, class_ids)
-        true_scores[at[0]] = scores[at]
+        found, *at = positions_of_labels(labels, class_ids)
+        true_scores[found] = scores[tuple(at)]
         # Skip classes without samples, which have no metrics. `measured` covers all groups, so all
         # of them skip the same classes and issue the same collectives.
         nearest = torch.searchsorted(measured, class_ids).clamp_(max=len(measured) - 1)
@@ -235,17 +242,17 @@ def count_samples_above(
     [0, R, 2]. All classes are scored again, because the thresholds are known only after the first
     pass.
     """
-    labels, tree, weights = rows.labels, head.class_tree, head.engine.weights
+    device, tree, weights = rows.features.device, head.class_tree, head.engine.weights
     order, is_class = tree.class_order, tree.class_of_node >= 0
     before = int(np.count_nonzero(is_class[: weights.start]))  # classes of the preceding ranks
     num_mine = int(np.count_nonzero(is_class[weights.start : weights.stop]))
     thresholds = torch.from_numpy(promises.thresholds)
     shape = (num_mine, thresholds.shape[1], 2)
-    mine, done = torch.zeros(shape, dtype=torch.int32, device=labels.device), 0
+    mine, done = torch.zeros(shape, dtype=torch.int32, device=device), 0
     for block in _scored_blocks(head, rows, world, check):
         ids = block.class_ids
-        own = thresholds[promises.row_of_class[ids.cpu().numpy()]].to(labels.device)
-        mine[done : done + len(ids)] = count_reached(block.scores, labels, ids, own)
+        own = thresholds[promises.row_of_class[ids.cpu().numpy()]].to(device)
+        mine[done : done + len(ids)] = count_reached(block.scores, rows.labels, ids, own)
         done += len(ids)
     all_reduce_sum(mine, head.engine.data_group)
     counts = torch.empty((len(order) if world.is_main else 0, *shape[1:]), dtype=torch.int32)
@@ -263,12 +270,13 @@ def count_samples_above(
 
 
 def count_reached(
-    scores: Tensor, labels: Tensor, class_ids: Tensor, thresholds_CR: Tensor
+    scores: Tensor, labels: Tensor | LabelSets, class_ids: Tensor, thresholds_CR: Tensor
 ) -> Tensor:
     """Return counts [C, R, 2] of the samples at or above the thresholds of the C classes of a
-    block: samples of the class, and samples of any class. `scores` are [n, C] and `labels` [n].
+    block: samples of the class, and all samples. `scores` are [n, C], and `labels` are [n] or label
+    sets of n rows.
     """
-    rows, columns = positions_of_labels(labels, class_ids)
+    _, rows, columns = positions_of_labels(labels, class_ids)
     counts = []
     for threshold_C in thresholds_CR.unbind(1):
         reaches_nC = scores >= threshold_C

@@ -6,7 +6,7 @@ group gather the features of these rows (n x d), and each rank scores its own cl
 counts are then summed over the groups.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,8 +19,10 @@ from data.progress import Report
 from data.shards.manifest import Manifest
 from data.shards.mixture import load_manifest
 from data.shards.split import open_split
-from heads import ClassHead
+from heads import ClassHead, LabelSets
 from heads.collectives import all_reduce_sum
+from heads.label_sets import class_ids_of
+from heads.set_measures import f1_measures, f1_sums_of_counts, measures_at_k
 from heads.similarity import similarity_accuracy
 from heads.slc import ClassMeasures
 from trainer.config import EvalConfig, Recipe
@@ -47,7 +49,8 @@ class Evaluation:
     top-1 predictions. `promises` are the thresholds of all classes. `reached` [K, R, 2] counts, for
     each class, the samples whose score for it reaches its threshold: samples of the class, and
     samples of any class. Only the main rank has these counts. `confusions` [M, 3] lists the most
-    frequent wrong predictions: true class, predicted class, number of samples.
+    frequent wrong predictions: true class, predicted class, number of samples. With label sets, a
+    sample is one of each class in its set, and M is 0: a wrong prediction has no one true class.
     """
 
     metrics: dict[str, float]
@@ -65,6 +68,7 @@ def evaluate_split(
     world: World,
     *,
     label_vectors: np.ndarray | None,
+    inverse_propensities: Tensor | None = None,
     manifest: Manifest | None = None,
     progress: Report = lambda done, total: None,
     check: Callable[[], None] = lambda: None,
@@ -72,7 +76,8 @@ def evaluate_split(
     """Evaluate the recipe's evaluation split (collective). Pass the `manifest` of the shards if it
     is already loaded.
 
-    `label_vectors` [K, D] adds the similarity accuracy SA. `progress` is called on rank 0 after
+    `label_vectors` [K, D] adds the similarity accuracy SA. With label sets, it does not, and
+    `inverse_propensities` [K] add PSP. `progress` is called on rank 0 after
     each batch, for all ranks, which evaluate about the same number of samples. `check` is called
     the same number of times on every rank; to stop the evaluation, it must raise an error in the
     same call on all of them.
@@ -105,6 +110,7 @@ def evaluate_split(
             config,
             world,
             label_vectors=None if label_vectors is None else torch.from_numpy(label_vectors),
+            inverse_propensities=inverse_propensities,
             check=check,
         )
     finally:
@@ -118,6 +124,7 @@ def measure(
     world: World,
     *,
     label_vectors: Tensor | None = None,
+    inverse_propensities: Tensor | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> Evaluation:
     """Compute all metrics. Each class group passes its own `rows` (collective).
@@ -128,10 +135,13 @@ def measure(
     range, there are no samples, or a score is NaN.
     """
     num_classes, data_group = head.num_classes, head.engine.data_group
-    labels, all_labels = rows.labels, all_rows(rows.labels, data_group)
-    num_samples = len(all_labels)
+    labels, all_labels = rows.labels, all_rows(class_ids_of(rows.labels), data_group)
+    num_rows = torch.tensor(len(labels), device=rows.features.device)
+    num_samples = int(all_reduce_sum(num_rows, data_group))
     if num_samples == 0:
         raise ValueError("the split is empty: choose an evaluation split with samples")
+    if len(all_labels) == 0:
+        raise ValueError("no sample of the split has a label: choose another evaluation split")
     if num_outside := int(((all_labels < 0) | (all_labels >= num_classes)).sum()):
         raise ValueError(
             f"{num_outside} labels of the split are out of range 0 … {num_classes - 1}: the shards "
@@ -147,15 +157,22 @@ def measure(
         world=world,
         check=check,
     )
-    correct = scores.predicted == labels.unsqueeze(1)
-    metrics = {
-        f"top{k}": int(all_reduce_sum(correct[:, :k].any(1).sum(), data_group)) / num_samples
-        for k in config.topk
-    }
     first = scores.predicted[:, 0]
-    if label_vectors is not None:
-        sa = similarity_accuracy(label_vectors, labels, first, group=data_group)
-        metrics["sa"] = float(sa)
+    if isinstance(labels, LabelSets):
+        metrics = _measures_at(config.topk, scores.predicted, labels, inverse_propensities, head)
+        is_correct = labels.contain(first.unsqueeze(1)).squeeze(1)
+        confusions = torch.empty(0, 3, dtype=torch.int64)
+    else:
+        correct = scores.predicted == labels.unsqueeze(1)
+        metrics = {
+            f"top{k}": int(all_reduce_sum(correct[:, :k].any(1).sum(), data_group)) / num_samples
+            for k in config.topk
+        }
+        if label_vectors is not None:
+            sa = similarity_accuracy(label_vectors, labels, first, group=data_group)
+            metrics["sa"] = float(sa)
+        is_correct = correct[:, 0]
+        confusions = most_confused(labels, first, num_classes, data_group).cpu()
     metrics |= scores.classes.summary()
     promises = make_promises(
         all_rows(scores.true_scores, data_group).cpu().numpy(),
@@ -164,17 +181,56 @@ def measure(
         config.recalls,
         config.confidence,
     )
-    correct_classes = torch.searchsorted(measured, labels[correct[:, 0]])
+    correct_classes = torch.searchsorted(measured, first[is_correct])
     num_correct = torch.bincount(correct_classes, minlength=len(measured))
+    reached = count_samples_above(head, rows, promises, world=world, check=check)
+    if isinstance(labels, LabelSets):
+        metrics |= _f1_at_thresholds(reached, all_labels, config, world)
     return Evaluation(
         metrics,
         scores.classes,
         promises,
-        count_samples_above(head, rows, promises, world=world, check=check),
+        reached,
         num_samples,
         all_reduce_sum(num_correct, data_group).cpu(),
-        most_confused(labels, first, num_classes, data_group).cpu(),
+        confusions,
     )
+
+
+def _measures_at(
+    topk: Sequence[int],
+    predicted: Tensor,
+    sets: LabelSets,
+    inverse_propensities: Tensor | None,
+    head: ClassHead,
+) -> dict[str, float]:
+    """Return the measures of label sets at each k (collective)."""
+    if inverse_propensities is not None:
+        inverse_propensities = inverse_propensities.to(predicted.device)
+    found = measures_at_k(predicted, sets, inverse_propensities, group=head.engine.data_group)
+    return {
+        f"{name}_at_{k}": float(at_k[min(k, len(at_k)) - 1])
+        for name, at_k in found.items()
+        for k in topk
+    }
+
+
+def _f1_at_thresholds(
+    reached: Tensor, all_labels: Tensor, config: EvalConfig, world: World
+) -> dict[str, float]:
+    """Return F1 at the thresholds for each recall. The main rank passes the counts of all classes
+    (collective)."""
+    sums = torch.zeros(len(config.recalls), 5, dtype=torch.float64)
+    if world.is_main:
+        positives = torch.bincount(all_labels.cpu(), minlength=len(reached))
+        for column, counts in enumerate(reached.unbind(1)):
+            sums[column] = f1_sums_of_counts(counts[:, 0], counts[:, 1], positives)
+    all_reduce_sum(sums, world.group)
+    return {
+        f"{name}_at_recall_{recall:g}": value
+        for recall, of_recall in zip(config.recalls, sums, strict=True)
+        for name, value in f1_measures(of_recall).items()
+    }
 
 
 def most_confused(

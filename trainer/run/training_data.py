@@ -2,9 +2,12 @@
 label vectors of the shards."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from data.config import DataConfig
 from data.loading.batch import Cursor
@@ -17,6 +20,7 @@ from data.shards.manifest import Manifest
 from data.shards.mixture import open_mixture, read_manifests, united_manifest
 from data.shards.split import Split, open_split
 from data.text.tokenizer import Tokenizer, open_tokenizer
+from heads.set_measures import inverse_propensities
 from trainer.config import Recipe
 from trainer.task import Task, build_task
 from trainer.telemetry.phases import Phases
@@ -74,6 +78,15 @@ class RunData:
             if data.text is None
             else open_tokenizer(data.text.tokenizer, max_length=data.text.max_length),
         )
+
+    @cached_property
+    def inverse_propensities(self) -> Tensor | None:
+        """Those of the classes [K] in the training split, for PSP; None for a stream or without
+        label sets."""
+        if not self.manifest.label_sets or isinstance(self.training, Stream):
+            return None
+        counts = torch.from_numpy(self.training.class_counts())
+        return inverse_propensities(counts, len(self.training))
 
     def tokenizer_digest(self) -> str | None:
         return None if self.tokenizer is None else self.tokenizer.digest()

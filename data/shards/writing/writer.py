@@ -125,10 +125,16 @@ def write_plan(source: Source, output: OutputFolder, plan: Plan) -> WrittenShard
                 if isinstance(sample, Skipped):
                     skipped.append(sample)
                     continue
-                members = {sample.extension: sample.data, LABEL_EXTENSION: b"%d" % sample.label}
+                label = sample.label
+                if isinstance(label, Sequence):
+                    label = sorted(set(label))
+                    content = b" ".join(b"%d" % one for one in label)
+                else:
+                    content = b"%d" % label
+                members = {sample.extension: sample.data, LABEL_EXTENSION: content}
                 offset = writer.tarstream.offset
                 writer.write({"__key__": sample.key, **members})
-                end = index.add(members, offset=offset, sample=sample.extension, label=sample.label)
+                end = index.add(members, offset=offset, sample=sample.extension, label=label)
                 assert writer.tarstream.offset == end
         if not len(index):
             return WrittenShard(None, skipped)
@@ -243,7 +249,7 @@ def write_shards(
                 label_vectors=None if vectors_sha256 is None else LABEL_VECTORS,
                 label_vectors_sha256=vectors_sha256,
             )
-            manifest = manifest.with_class_file(output.write_classes)
+            manifest = manifest.in_stored_form(output.write_classes)
             output.write(MANIFEST, manifest.to_bytes())
     return Written(
         manifest,
