@@ -138,8 +138,10 @@ class HuggingFace(PackedImages, FirstPassSource, HeldOutByHash):
             for row, label in enumerate(labels):
                 if label is not None:
                     content = f"{split} {row}".encode()
-                    names = joined_names(label) if self.label_sets else (class_name(label), label)
-                    yield Row(file, row, f"{key}-{row}", content, *names, given)
+                    name, spelling = (
+                        joined_names(label) if self.label_sets else (class_name(label), label)
+                    )
+                    yield Row(file, row, f"{key}-{row}", content, name, spelling, given)
 
     @property
     def input(self) -> object:
