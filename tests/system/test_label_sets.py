@@ -109,8 +109,8 @@ def test_texts_with_tags_are_trained_evaluated_exported_and_queried(
     assert kway("export", run, "-o", bundle) == 0
     card = (bundle / "MODEL_CARD.md").read_text(encoding="utf-8")
     assert "| psp_at_1 | 0." in card
-    saved = [json.loads(path.read_text()) for path in (run / "checkpoints").glob("*/state.json")]
-    assert saved  # the best checkpoint is chosen by `precision_at_1`
+    newest = json.loads(max((run / "checkpoints").glob("*/manifest.json")).read_text())
+    assert newest["best"]["value"] == trained.metrics["precision_at_1"]
 
     # The metrics are those of the exported model on the texts of the split.
     with (

@@ -13,6 +13,7 @@ from heads import LabelSets
 from tests.heads.set_cases import SET_KINDS
 from tests.host_reads import host_reads
 from tests.ranks import run_on_ranks
+from tests.trainer.test_task import gradients
 from tests.trainer.training import images, started
 from trainer.step import compute_gradients, take_step
 from trainer.task import Task
@@ -41,14 +42,6 @@ def start(shards: Path, kind: str, micro_batches: int, **changes: Any) -> Task:
         **changes,
     )
     return task.train()
-
-
-def gradients(task: Task) -> dict[str, np.ndarray]:
-    return {
-        name: parameter.grad.numpy().copy()
-        for name, parameter in task.named_parameters()
-        if parameter.grad is not None
-    }
 
 
 def found_on_a_rank(shards: Path, micro_batches: int) -> list[tuple[float, dict[str, np.ndarray]]]:
