@@ -312,7 +312,8 @@ def _check_labels(task: Task, batch: Batch, step: int) -> None:
 def split_batch(batch: Batch, num_parts: int) -> list[Batch]:
     """Split a batch into `num_parts` batches of consecutive rows, some of which may be empty.
 
-    Several parts of a batch with label sets wait for the device of its offsets.
+    If the rows have label sets, more than one part makes the host wait for the device, because the
+    offsets are read.
     """
     if num_parts == 1:
         return [batch]
@@ -324,10 +325,10 @@ def targets(parts: Sequence[Batch]) -> tuple[Tensor | LabelSets, Tensor | None]:
     """Return the labels of `parts` and the weights of their rows. The weights are None if there are
     no mixed rows.
 
-    With mixed rows, the labels [2 b] are the first classes of all rows followed by their second
-    classes, or the label sets. The loss of a mixed row is then the weighted mean of the losses for
-    its two classes. With `batch_ce`, the loss is larger by log 2, because the partition sum
-    contains every row twice.
+    With mixed rows, the labels [2 b], or label sets of 2 b rows, are the first classes of all rows
+    followed by their second classes. The loss of a mixed row is then the weighted mean of the
+    losses for its two classes. With `batch_ce`, the loss is larger by log 2, because the partition
+    sum contains every row twice.
     """
     labels = [labels_of(part) for part in parts]
     second = [part.mixed for part in parts if part.mixed is not None]
@@ -382,8 +383,8 @@ class _Parts:
     def shares(self) -> Sequence[Tensor | float]:
         """Return the fraction of the global batch's row weights in each part (collective).
 
-        If no row has a positive weight, the shares are NaN, so that the step is skipped. But the
-        loss of a batch without labels is 0 if the loss consists of terms of labels.
+        If no row has a positive weight, the shares are NaN, so that the step is skipped. With label
+        sets, they are 0, and so is the loss: a batch may have no labels.
         """
         if self.weights is not None:
             total = self.weights.sum()

@@ -157,7 +157,7 @@ def equal_strings(ours: Strings, theirs: Strings) -> NDArray[np.bool_]:
 
 
 def hash_of(string: str) -> int:
-    """Return the hash of one string, as `Strings.hashes` does, ten times as fast.
+    """Return the hash that `Strings.hashes` returns for this string, without creating arrays.
 
     Raises UnicodeEncodeError for a lone surrogate.
     """

@@ -2,8 +2,8 @@
 
 For each character, one half of the texts determines the class that is most frequent in the texts
 with the character, and the other half measures how often this is their class or, with sets of
-labels, one of their classes. Letters, marks and
-digits are not checked, because a model is expected to learn the label from words.
+labels, one of their classes. Letters, marks and digits are not checked, because a model is expected
+to learn the label from words.
 """
 
 import unicodedata

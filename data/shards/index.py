@@ -1,9 +1,9 @@
 """The offset index next to a shard: the byte range of each sample, for loaders that use `pread`.
 
 An index uses 30 bytes per sample or, if the samples have sets of labels, 30 bytes per sample and 4
-bytes per label. The keys are not stored here, because the tar header of each
-sample contains its key. webdataset readers do not need the index, because the tar is
-self-contained. `data/shards/split_index.py` joins the indices of a split.
+bytes per label. The keys are not stored here, because the tar header of each sample contains its
+key. webdataset readers do not need the index, because the tar is self-contained.
+`data/shards/split_index.py` joins the indices of a split.
 """
 
 import json

@@ -201,7 +201,7 @@ class FirstPassSource(Source):
         return {**super().__getstate__(), "report": silent}
 
 
-# The labels of each row, of which a set has one per line.
+# The labels of each row. A set of labels has one per line.
 _OF_ROWS = "SELECT rowid AS row, label, spelling, split FROM rows"
 _OF_SETS = (
     "SELECT rowid AS row, unnest(string_split(label, chr(10))) AS label,"

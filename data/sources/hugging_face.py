@@ -33,7 +33,7 @@ _BUILDERS = {".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", ".jsonl": 
 class HuggingFace(PackedImages, FirstPassSource, HeldOutByHash):
     """A dataset of the Hugging Face Hub, or a local folder or file that `datasets` opens.
 
-    Images are stored just as `imagefolder` stores them, and texts unchanged. The names of a
+    Images are stored as `imagefolder` stores them, and texts unchanged. The names of a
     ClassLabel are the classes; otherwise, the values of the label column are.
     """
 
@@ -199,7 +199,7 @@ class HuggingFace(PackedImages, FirstPassSource, HeldOutByHash):
         if kind not in ("ClassLabel", "Value") or is_list != self.label_sets:
             raise ValueError(
                 f"{self.name}: column {self._label!r} has the type {kind}: pass a --label-column "
-                "with one label per row, or of lists with --label-sets"
+                "with one label per row or, with --label-sets, one that contains lists"
             )
         stored = feature.names if kind == "ClassLabel" else None
         words = {*SPLIT_OF_WORD, *self._rows}

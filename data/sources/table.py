@@ -45,8 +45,8 @@ _SEPARATORS = "|;,"
 class Table(PackedImages, RecordSource):
     """A table with a column of texts, image paths or images, and a column of labels.
 
-    Texts are stored unchanged. Images are stored just as `imagefolder` stores them. With
-    --label-sets or --label-separator, a row has any number of labels.
+    Texts are stored unchanged. Images are stored as `imagefolder` stores them. With --label-sets or
+    --label-separator, a row has any number of labels (multi-label).
     """
 
     kind = "table"
@@ -89,7 +89,8 @@ class Table(PackedImages, RecordSource):
     label_separator: str | None = Field(
         default=None,
         min_length=1,
-        description="text between the labels in a cell, such as |, of which each row has a set",
+        description="text between the labels in a cell, such as |; each row then has a set of "
+        "labels, which is empty for an empty cell",
     )
 
     @model_validator(mode="before")

@@ -100,7 +100,7 @@ def test_texts_with_tags_are_trained_evaluated_exported_and_queried(
     assert trained.metrics["precision_at_1"] > 0.8
     assert kway("eval", run, "--classes", table) == 0
     shown = capfd.readouterr().out
-    for name in ("precision at 1", "nDCG at 3", "(PSP) at 3", "macro F1 at the thresholds"):
+    for name in ("precision at 1", "nDCG at 3", "(PSP) at 3", "macro F1 at thresholds"):
         assert name in shown
     assert "top1" not in shown
     assert evaluation(run).metrics == pytest.approx(trained.metrics, abs=1e-6)

@@ -50,7 +50,8 @@ class Evaluation:
     each class, the samples whose score for it reaches its threshold: samples of the class, and
     samples of any class. Only the main rank has these counts. `confusions` [M, 3] lists the most
     frequent wrong predictions: true class, predicted class, number of samples. With label sets, a
-    sample is one of each class in its set, and M is 0: a wrong prediction has no one true class.
+    sample is one of each class in its set, and M is 0, because a wrong prediction does not have a
+    single true class.
     """
 
     metrics: dict[str, float]
@@ -76,11 +77,11 @@ def evaluate_split(
     """Evaluate the recipe's evaluation split (collective). Pass the `manifest` of the shards if it
     is already loaded.
 
-    `label_vectors` [K, D] adds the similarity accuracy SA. With label sets, it does not, and
-    `inverse_propensities` [K] add PSP. `progress` is called on rank 0 after
-    each batch, for all ranks, which evaluate about the same number of samples. `check` is called
-    the same number of times on every rank; to stop the evaluation, it must raise an error in the
-    same call on all of them.
+    `label_vectors` [K, D] add the similarity accuracy SA, except with label sets;
+    `inverse_propensities` [K] add PSP with label sets. `progress` is called on rank 0 after each
+    batch, for all ranks, which evaluate about the same number of samples. `check` is called the
+    same number of times on every rank; to stop the evaluation, it must raise an error in the same
+    call on all of them.
     """
     data, config, was_training = recipe.data, recipe.evaluation, task.training
     manifest = manifest or load_manifest(data)
