@@ -114,10 +114,15 @@ def _single_logits(budget: Budget, plots: PlotFolder) -> Procedure:
         start: mean([results[job]["auprc"][0][0] for job in jobs]) for start, jobs in starts.items()
     }
     runs: dict[str, list[Measures]] = {loss: [] for loss in _LONG}
-    for number in budget.rounds(at_least=1, at_most=3) if budget.effort == 1 else ():
-        seed = first + number
+    has_time = budget.is_toy or budget.effort == 1
+    for number in budget.rounds(at_least=1, at_most=3) if has_time else ():
         of_losses = {
-            loss: training(loss, [rates[loss]], [seed], _PUBLISHED_STEPS) for loss in _LONG
+            loss: training(
+                *(loss, [rates[loss]], [first + number]),
+                4 if budget.is_toy else _PUBLISHED_STEPS,
+                limit=300 if budget.is_toy else None,
+            )
+            for loss in _LONG
         }
         results = yield list(of_losses.values())
         for loss, job in of_losses.items():
