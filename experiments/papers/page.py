@@ -75,15 +75,16 @@ def row(definition: Mapping[str, Any], sections: Mapping[str, Section]) -> Row:
     name = definition.get("experiment", "")
     command = definition.get("command", _command(name))
     shown = definition["item"], definition["claim"], definition["published"]
-    if name not in sections:
-        reason = definition.get("not_run", "not stored")
+    claims = {claim.statement: claim for claim in sections[name].claims} if name in sections else {}
+    missing = [one for one in definition.get("claims", ()) if one not in claims]
+    if name not in sections or (missing and "if_short" in definition):
+        reason = definition.get("if_short" if claims else "not_run", "not stored")
         has_command = bool(name) or "command" in definition
         return Row(*shown, "", reason, Status.NOT_RUN, command if has_command else "")
-    claims = {claim.statement: claim for claim in sections[name].claims}
-    if missing := [one for one in definition["claims"] if one not in claims]:
+    if missing:
         raise KeyError(f"{name} has no claim {missing[0]!r}: correct summary.yaml")
     decisive = [claims[statement] for statement in definition["claims"]]
-    scale = sections[name].scale
+    scale = definition.get("scale", sections[name].scale)
     return Row(*shown, decisive[0].evidence, scale, status(decisive, scale), command)
 
 

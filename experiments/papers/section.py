@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from data.messages import pluralize
 from experiments.papers.intervals import Mean
 
 # Version of a section's JSON. Sections of another version are regenerated from the stored results.
@@ -85,7 +86,7 @@ def paired(statement: str, gain: Mean, *, points: bool = False, note: str = "") 
     the evidence.
     """
     shown = f"{gain.percent(2)} points" if points else gain.text(4)
-    return Claim(statement, verdict(gain), f"{shown} (paired, {gain.n} seeds){note}")
+    return Claim(statement, verdict(gain), f"{shown} (paired, {pluralize(gain.n, 'seed')}){note}")
 
 
 def verdict(advantage: Mean) -> Verdict:

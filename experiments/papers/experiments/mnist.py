@@ -4,11 +4,12 @@ from collections.abc import Generator, Sequence
 
 from matplotlib.figure import Figure
 
+from data.messages import pluralize
 from experiments.papers.budget import Budget
 from experiments.papers.comparison import DIVERGED, Compared, best_rate, search
 from experiments.papers.experiment import Experiment, PlotFolder, Procedure
 from experiments.papers.intervals import Mean, mean
-from experiments.papers.job import Job, Result, Results
+from experiments.papers.job import Job, Measures, Result, Results
 from experiments.papers.published import published
 from experiments.papers.section import Claim, Section, Table, Verdict
 from experiments.papers.stacked_mlp import training
@@ -57,7 +58,7 @@ def compared_on_mnist(
 
     limits = (_RATES[0], _RATES[-1]) if toy else _LIMITS
     searched = yield from search(losses, jobs, read, rates=_RATES, limits=limits)
-    runs: dict[str, list[dict[str, float]]] = {loss: [] for loss in losses}
+    runs: dict[str, list[Measures]] = {loss: [] for loss in losses}
     for number in budget.rounds(at_least=3, at_most=5):
         seed = budget.first_seed + number + 1
         of_losses = {
@@ -66,8 +67,13 @@ def compared_on_mnist(
         }
         results = yield list(of_losses.values())
         for loss, job in of_losses.items():
-            runs[loss].append({name: of[0][0] for name, of in results[job].measures.items()})
+            runs[loss].append(_of_one_network(results[job]))
     return Compared(searched, runs), steps
+
+
+def _of_one_network(result: Result) -> dict[str, float]:
+    """Return the measures of a job with one rate and one seed."""
+    return {name: of[0][0] for name, of in result.measures.items()}
 
 
 def _setup(compared: Compared, measure: str, steps: int) -> str:
@@ -103,14 +109,25 @@ def _single_logits(budget: Budget, plots: PlotFolder) -> Procedure:
         ]
         for start in ("he", "linear")
     }
-    long = {}
-    if budget.effort == 1:
-        long = {loss: training(loss, [rates[loss]], [first], _PUBLISHED_STEPS) for loss in _LONG}
-    results = yield [*(job for jobs in starts.values() for job in jobs), *long.values()]
+    results = yield [job for jobs in starts.values() for job in jobs]
     by_start = {
         start: mean([results[job]["auprc"][0][0] for job in jobs]) for start, jobs in starts.items()
     }
-    after = {loss: results[job].measures for loss, job in long.items()}
+    runs: dict[str, list[Measures]] = {loss: [] for loss in _LONG}
+    has_time = budget.is_toy or budget.effort == 1
+    for number in budget.rounds(at_least=1, at_most=3) if has_time else ():
+        of_losses = {
+            loss: training(
+                *(loss, [rates[loss]], [first + number]),
+                4 if budget.is_toy else _PUBLISHED_STEPS,
+                limit=300 if budget.is_toy else None,
+            )
+            for loss in _LONG
+        }
+        results = yield list(of_losses.values())
+        for loss, job in of_losses.items():
+            runs[loss].append(_of_one_network(results[job]))
+    long = Compared(compared.searched, runs) if runs["ce"] else None
     plot = plots.save(
         "002-mnist",
         _figure(compared),
@@ -123,7 +140,7 @@ def _single_logits(budget: Budget, plots: PlotFolder) -> Procedure:
         title="Single-logit classification on MNIST (Tables 1 and 2)",
         setup=_setup(compared, "AUPRC", steps),
         scale=_scale(steps),
-        claims=single_logit_claims(compared),
+        claims=[*single_logit_claims(compared), *(_long_claims(long) if long else [])],
         tables=[
             _losses_table(compared),
             _all_logits_table(compared),
@@ -133,7 +150,7 @@ def _single_logits(budget: Budget, plots: PlotFolder) -> Procedure:
                 ["2 / inputs (He et al.)", "1 / (3 inputs) (torch's nn.Linear)"],
                 [[_missing(found).text(4) for found in by_start.values()]],
             ),
-            *([_long_table(after)] if after else []),
+            *([_long_table(long)] if long else []),
         ],
         plots=[plot],
         remarks=[
@@ -266,13 +283,26 @@ def _all_logits_table(compared: Compared) -> Table:
     return Table(title, ["method", *_HEADER], rows)
 
 
-def _long_table(found: dict[str, dict[str, list[list[float]]]]) -> Table:
+def _long_claims(long: Compared) -> list[Claim]:
+    return [
+        long.claim(
+            f"after {_PUBLISHED_STEPS:,} steps, {loss} beats ce on single logits (MNIST, AUPRC)",
+            long.gain(loss, "ce", "auprc"),
+            *(loss, "ce"),
+        )
+        for loss in _LONG
+        if loss != "ce"
+    ]
+
+
+def _long_table(long: Compared) -> Table:
     printed = published("002", "table 1", "MNIST")
     rows = [
-        [loss, *_with_published([mean(of[name][0]) for name in MEASURES], printed[loss])]
-        for loss, of in found.items()
+        [loss, *_with_published([long.mean(loss, name) for name in MEASURES], printed[loss])]
+        for loss in _LONG
     ]
-    title = f"After {_PUBLISHED_STEPS:,} steps, one seed (published in parentheses)"
+    seeds = pluralize(len(long.runs["ce"]), "seed")
+    title = f"After {_PUBLISHED_STEPS:,} steps, {seeds} (published in parentheses)"
     return Table(title, ["loss", *_HEADER], rows)
 
 
