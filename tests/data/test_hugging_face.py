@@ -138,7 +138,7 @@ def test_a_column_of_lists_becomes_sets(tmp_path: Path, names: list[str] | None)
     assert tuple(classes) == (("air", "zoo") if names is None else ("zoo", "air"))
     assert "1 rows without a label are skipped" in done.stderr
     failed = kway_shard(
-        "table", file, "--text", "text", "--label", "tags", "--label-sets", "-o", "x"
+        "table", file, "--text", "text", "--label", "tags", "--label-sets", "-o", tmp_path / "table"
     )
     assert names is None or "use kway shard hf" in str(failed.exception)
 
