@@ -209,7 +209,7 @@ def images(tmp_path: Path, kway: Kway) -> Path:
 def test_a_killed_run_has_the_weights_of_an_undisturbed_run_bit_by_bit(
     images: Path, tmp_path: Path
 ) -> None:
-    """Two ranks with mixed images and classes sampled equally. One rank does what two do."""
+    """Two ranks with mixed images and sampled classes."""
     recipe = glyph_recipe(
         images,
         tmp_path / "unused",
@@ -218,26 +218,21 @@ def test_a_killed_run_has_the_weights_of_an_undisturbed_run_bit_by_bit(
         data__augment={"crop_area": [0.7, 1.0], "flip": 0, "mix": {"mixup_alpha": 0.4}},
         data__sampling={"power": 0.5},
         data__workers=1,
-        train__duration={"steps": 16},
+        train__duration={"steps": 9},
         train__micro_batches=2,
-        checkpoint={"every": {"steps": 3}},
+        checkpoint={"every": {"steps": 2}},
         telemetry={"log_every": 1},
     )
     path = write_recipe(tmp_path, recipe)
     with launched(path, tmp_path / "killed", "--max-restarts", "3") as training:
-        training.wait_for_step(7)
+        training.wait_for_step(4)
         os.kill(training.ranks[1], signal.SIGKILL)
         assert training.end() == 0, training.output
-    for name, num in (("undisturbed", 2), ("alone", 1)):
-        with launched(path, tmp_path / name, num=num) as training:
-            assert training.end() == 0, training.output
-    runs = {name: tmp_path / name for name in ("killed", "undisturbed", "alone")}
-    assert losses(runs["killed"]) == losses(runs["undisturbed"])
-    expected = final_tensors(runs["undisturbed"])
-    found = final_tensors(runs["killed"])
+    with launched(path, tmp_path / "undisturbed") as training:
+        assert training.end() == 0, training.output
+    assert losses(tmp_path / "killed") == losses(tmp_path / "undisturbed")
+    expected = final_tensors(tmp_path / "undisturbed")
+    found = final_tensors(tmp_path / "killed")
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         assert torch.equal(found[name], tensor), name
-    assert losses(runs["alone"]) == pytest.approx(losses(runs["undisturbed"]), rel=1e-4)
-    of_two, of_one = (evaluation(runs[name]).metrics for name in ("undisturbed", "alone"))
-    assert of_one == pytest.approx(of_two, abs=1e-3)
