@@ -11,7 +11,7 @@ _LABELS = (
     (r"(precision|recall)_at_(\d+)", "{} at {}"),
     (r"ndcg_at_(\d+)", "nDCG at {}"),
     (r"psp_at_(\d+)", "propensity-scored precision (PSP) at {}"),
-    (r"(micro|macro)_f1_at_recall_([\d.e-]+)", "{} F1 at the thresholds for recall {}"),
+    (r"(micro|macro)_f1_at_recall_([\d.e-]+)", "{} F1 at thresholds for recall {}"),
 )
 
 
