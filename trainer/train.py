@@ -63,7 +63,9 @@ def train(recipe: Recipe, world: World) -> None:
         # -------------------------------------------------------------- data
         manifest = load_run_manifest(recipe.data, is_main=world.is_main)
         split = recipe.data.eval_split
-        manifest.of_split(split, key="data.eval_split")  # fail early if the split is missing
+        # Fail early if the split is missing or cannot be evaluated.
+        manifest.of_split(split, key="data.eval_split")
+        manifest.check_labeled(split)
         data = RunData.open(recipe, manifest)
         global_batch = recipe.train.global_batch
         num_steps = recipe.train.duration.in_steps(

@@ -178,6 +178,15 @@ class Manifest(_Record):
             raise ValueError(f"{what} {split!r}: choose from the splits {', '.join(self.splits)}")
         return shards
 
+    def check_labeled(self, split: str) -> None:
+        """Raise ValueError if the samples of `split` have sets of labels, and all are empty."""
+        if self.label_sets and not any(shard.labels for shard in self.of_split(split)):
+            labeled = sorted({shard.split for shard in self.shards if shard.labels})
+            raise ValueError(
+                f"no sample of split {split!r} has a label: choose from the splits "
+                f"{', '.join(labeled)}, or write the shards again with the labels of {split!r}"
+            )
+
     def digest(self, split: str) -> str:
         """Return 16 hexadecimal digits that identify this split's samples and their order."""
         return digest_of(self.of_split(split))

@@ -131,7 +131,9 @@ class _Generated(PackedImages, FirstPassSource, HeldOutByHash):
         kind = str if self.modality == "text" else bytes
         for number, one in enumerate(self.samples):
             content, label, split, path = LabeledSample(*one)
-            if isinstance(label, str) == self.has_sets or (self.has_sets and path is not None):
+            is_name = isinstance(label, str)
+            is_set = isinstance(label, Collection) and all(isinstance(one, str) for one in label)
+            if not (is_set and not is_name and path is None if self.has_sets else is_name):
                 raise ValueError(
                     f"sample {number} has the label {shown(label)}: with label_sets=True, pass a "
                     "list of names and no hierarchy; otherwise, pass one name"

@@ -29,6 +29,7 @@ from data.sources.records import (
     Fields,
     ParquetFile,
     Record,
+    RecordFile,
     digest,
     field_value,
     text_field,
@@ -109,6 +110,14 @@ class Table(PackedImages, RecordSource):
             raise ValueError("table: pass the column of either texts (--text) or images (--image)")
         if self.has_sets and self.hierarchy is not None:
             raise ValueError("--hierarchy: requires one label per row: remove it")
+        several = [name.strip() for name in self.label.split(",")]
+        for one in self._opened:
+            columns = one.columns or ()
+            if not self.label_sets and self.label not in columns and {*several} <= {*columns}:
+                raise ValueError(
+                    f"{one.path}: column {self.label!r} does not exist: pass --label-sets to store "
+                    f"the labels of the columns {', '.join(several)} as sets"
+                )
         self._check_columns(self.columns)
         for one in self._opened:
             for column in self._labels:
@@ -210,10 +219,12 @@ class Table(PackedImages, RecordSource):
         --label-sets, and for lists as text.
         """
         label, text = field_value(values, column), text_field(values, column)
-        if self.has_sets and isinstance(label, list | tuple):
-            if any(isinstance(one, list | tuple | dict | bytes) for one in label):
+        if self.has_sets and isinstance(label, list | tuple | dict):
+            if isinstance(label, dict) or any(
+                isinstance(one, list | tuple | dict | bytes) for one in label
+            ):
                 raise ValueError(f"has the label {shown(label)}: pass lists of names or numbers")
-            return [str(one) for one in label if one is not None]
+            return [text_field({column: one}, column) or "" for one in label]
         if isinstance(label, list | tuple | dict) or _is_list(text or ""):
             raise ValueError(f"has the label {shown(label)}, a list: {_SEVERAL_LABELS}")
         if text is None:
@@ -221,7 +232,12 @@ class Table(PackedImages, RecordSource):
         return [text] if self.label_separator is None else text.split(self.label_separator)
 
     def choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
-        for name, separator in product([] if self.has_sets else samples, _SEPARATORS):
+        # A label of a list, or next to a separator, may contain other separators.
+        is_checked = self.label_separator is None and (
+            not self.label_sets
+            or all(isinstance(one, RecordFile) and one.kind != "jsonl" for one in self._opened)
+        )
+        for name, separator in product(samples if is_checked else [], _SEPARATORS):
             parts = [part.strip() for part in name.split(separator)]
             if len(parts) > 1 and all(part in samples for part in parts):
                 raise ValueError(

@@ -248,6 +248,8 @@ def test_a_program_writes_sets(tmp_path: Path) -> None:
         ),
         ([("x", ["a"]), ("y", "b")], {"label_sets": False}, r"sample 0 has the label \['a'\]"),
         ([("x", ["a"], None, "up"), ("y", ["b"])], {}, "sample 0 .* no hierarchy"),
+        ([("x", ["a"]), ("y", [3, 7])], {}, r"sample 1 has the label \[3, 7\]: .* list of names"),
+        ([("x", None), ("y", ["b"])], {}, "sample 0 has the label None"),
         (
             [(b"x", ["a"]), (b"x", ["a", "b"])],
             {"modality": "image"},

@@ -149,6 +149,25 @@ def test_labels_that_look_like_lists_raise(tmp_path: Path, rows: list[str], mess
         text_table(tmp_path, "t,y", *rows).classes()
 
 
+def test_joined_labels_without_a_separator_raise_in_tables_but_not_in_lists(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"label 'x\|y' joins .*: pass --label-separator '\|',"):
+        text_table(tmp_path, "t,y", "a,x|y", "b,x", "c,y", label_sets=True).classes()
+    rows = [("a", ["x, y"]), ("b", ["x"]), ("c", ["y", "x, y"])]
+    source = Table(
+        (write_rows(tmp_path, "jsonl", rows),), tmp_path / "work", "y", text="t",
+        test_fraction=0, label_sets=True,
+    )  # fmt: skip
+    assert [info.name for info in source.classes()] == ["x", "x, y", "y"]
+
+
+def test_several_columns_without_label_sets_raise_an_error_that_states_the_option(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.csv").write_text("t,one,two\na,x,y\n")
+    with pytest.raises(ValueError, match="'one, two' does not exist: pass --label-sets"):
+        Table((tmp_path / "a.csv",), tmp_path / "work", "one, two", text="t")
+
+
 def write_rows(folder: Path, kind: str, rows: list[tuple[str, list[str] | None]]) -> Path:
     """Write a table whose column `y` has lists of labels or, in CSV, texts such as `a|b`."""
     path = folder / f"a.{kind}"
@@ -237,7 +256,12 @@ def test_spellings_of_the_labels_of_sets_are_reported(tmp_path: Path) -> None:
             {"label_sets": True},
             "line 1: the row has the label .*lists",
         ),
-        (['{"t": "a", "y": {"b": 1}}'], {"label_sets": True}, r"has the label \{'b': 1\}, a list"),
+        (
+            ['{"t": "a", "y": {"b": 1}}'],
+            {"label_sets": True},
+            r"has the label \{'b': 1\}: pass lists of names",
+        ),
+        (['{"t": "a", "y": ["\\ud800"]}'], {"label_sets": True}, "line 1: .* unpaired surrogate"),
         (['{"t": "a", "y": "[\'b\', 1]"}'], {"label_separator": "|"}, "a list: pass --label-sets"),
         (['{"t": "a", "y": ["b"]}'], {}, r"a list: pass --label-sets .* or --label-separator"),
         (['{"t": "a", "y": []}'] * 2, {"label_sets": True}, "found 0 classes"),

@@ -100,7 +100,7 @@ def test_texts_with_tags_are_trained_evaluated_exported_and_queried(
     assert trained.metrics["precision_at_1"] > 0.8
     assert kway("eval", run, "--classes", table) == 0
     shown = capfd.readouterr().out
-    for name in ("precision at 1", "nDCG at 3", "(PSP) at 3", "macro F1 at thresholds"):
+    for name in ("precision at 1", "nDCG at 3", "(PSP) at 3", "macro F1 at thresholds for"):
         assert name in shown
     assert "top1" not in shown
     assert evaluation(run).metrics == pytest.approx(trained.metrics, abs=1e-6)
@@ -109,6 +109,8 @@ def test_texts_with_tags_are_trained_evaluated_exported_and_queried(
     assert kway("export", run, "-o", bundle) == 0
     card = (bundle / "MODEL_CARD.md").read_text(encoding="utf-8")
     assert "| psp_at_1 | 0." in card
+    assert "The auprc and precision_at_recall metrics" in card
+    assert r"label_separator=\|, " in card  # in a table
     newest = json.loads(max((run / "checkpoints").glob("*/manifest.json")).read_text())
     assert newest["best"]["value"] == trained.metrics["precision_at_1"]
 
@@ -190,6 +192,29 @@ def test_confusions_of_sets_are_refused(texts: Path, kway: Kway, capfd: Any) -> 
     assert "--confusions needs one label per sample" in capfd.readouterr().err
     assert kway("report", texts / "run", "-o", texts / "report.html") == 0
     assert "Precision at 1" in (texts / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_split_without_labels_is_an_error_before_training(
+    texts: Path, kway: Kway, capfd: Any
+) -> None:
+    sets = [[] if row % 4 == 0 else ["red", "blue"][: 1 + row % 2] for row in range(24)]
+    write_table(texts / "half.csv", "text", [f"text {row}" for row in range(24)], sets)
+    shard(kway, texts / "half.csv", "text", texts / "half")
+    half = f"data.shards={texts / 'half'}"
+    assert kway("train", text_recipe(texts), half, f"run={texts / 'none'}") == 2
+    message = "no sample of split 'test' has a label: choose from the splits train, "
+    assert message in capfd.readouterr().err.splitlines()[-1]
+    swapped = ["data.train_split=test", "data.eval_split=train", f"run={texts / 'none'}"]
+    assert kway("train", text_recipe(texts), half, *swapped) == 2
+    unlabeled = "no sample of the training split 'test' has a label"
+    assert unlabeled in capfd.readouterr().err.splitlines()[-1]
+    assert not (texts / "none" / "recipe.yaml").exists()
+    assert kway("train", text_recipe(texts), "train.duration={steps: 1}") == 0
+    assert kway("export", texts / "run", "-o", texts / "bundle") == 0
+    capfd.readouterr()
+    assert kway("calibrate", texts / "bundle", texts / "half", "-o", texts / "again") == 2
+    assert message in capfd.readouterr().err.splitlines()[-1]
+    assert not (texts / "again").exists()
 
 
 @pytest.fixture

@@ -180,6 +180,7 @@ def open_samples(
         shards=shards, eval_split=options.split, text=text, workers=options.workers, **image
     )
     with open_split(shards, options.split, manifest=manifest) as split:
+        manifest.check_labeled(options.split)
         ids = torch.from_numpy(_class_ids(bundle, manifest, split))
         yield LabeledSamples(bundle, data, manifest, split, ids, options, progress)
 

@@ -98,6 +98,9 @@ def _model_card(
 ) -> str:
     recipe, head = trained.recipe, trained.recipe.head
     measures = "\n".join(f"| {name} | {value:.4f} |" for name, value in evaluation.metrics.items())
+    of_classes = "auprc and precision"
+    if trained.data.manifest.label_sets:  # precision_at_1 is a mean over samples
+        of_classes = "auprc and precision_at_recall"
     split = f"`{recipe.data.eval_split}` ({evaluation.num_samples} samples)"
     measured = f"""## Measured on split {split}
 
@@ -105,7 +108,7 @@ def _model_card(
 |---|---|
 {measures}
 
-The auprc and precision metrics measure how well the logit of a class, on its own, separates its
+The {of_classes} metrics measure how well the logit of a class, on its own, separates its
 samples from all others; they are means over classes, measured on the split that also sets the
 thresholds, so expect slightly lower values on new data.
 """

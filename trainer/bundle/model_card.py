@@ -44,7 +44,9 @@ def model_card(
         "misleading; prefer a model trained with `batch_ce` or `bce` for single-class queries"
     )
     rows = {**facts, "loss": f"{spec.loss.kind}, {alignment}", "input": reads}
-    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+    # A `|` would begin another cell.
+    cells = ((name, value.replace("|", r"\|")) for name, value in rows.items())
+    table = "\n".join(f"| {name} | {value} |" for name, value in cells)
     described = "\n".join(sections)
     return f"""# {title}
 

@@ -46,7 +46,10 @@ class RunData:
 
     @classmethod
     def open(cls, recipe: Recipe, manifest: Manifest) -> "RunData":
-        """Open the data of a recipe. `manifest` is the result of `load_run_manifest`."""
+        """Open the data of a recipe. `manifest` is the result of `load_run_manifest`.
+
+        Raises the errors of `open_split`, and ValueError if no training sample has a label.
+        """
         data = recipe.data
         training: Split | Stream
         if data.stream is not None:
@@ -67,6 +70,11 @@ class RunData:
         else:
             num_samples = samples_per_epoch(training, data)
             class_counts = training_counts(training, data)
+            if training.label_sets and not class_counts.any():
+                raise ValueError(
+                    f"no sample of the training split {training.name!r} has a label: set "
+                    "data.train_split or data.mixture to splits with labels"
+                )
         return cls(
             manifest,
             training,
