@@ -6,8 +6,19 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from heads.losses.base import STRICT, Block, Loss, Reduction, Rows, Stats, logsumexp
+from heads.losses.base import (
+    STRICT,
+    Block,
+    Choice,
+    HeldClasses,
+    Loss,
+    Reduction,
+    Rows,
+    Stats,
+    logsumexp,
+)
 from heads.losses.binary_cross_entropy import softplus
+from heads.losses.sampling import labels_and_sampled
 from heads.losses.tile import LOGSUMEXP
 
 
@@ -22,12 +33,22 @@ class DecoupledSoftmax(Loss):
     weight however many labels its row has; the code of the paper divides them by the number of
     labels. A row without labels has the weight 0. With one label per row, the loss equals `ce`.
 
+    With a `sample_rate` r below 1, a training step computes only the classes that occur in its
+    batch and, with probability r, each other class, as in `ce`.
+
     Not aligned: only differences between logits within a row matter.
     """
 
     kind: Literal["decoupled_softmax"] = Field(
         default="decoupled_softmax", kw_only=True, repr=False
     )
+    sample_rate: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="probability that a step computes a class without a row in the batch",
+    )
+
     paper = "DEXML (Gupta et al. 2024)"
     statistic = "logsumexp z of the negatives, z_y"
     aligned = False
@@ -35,8 +56,19 @@ class DecoupledSoftmax(Loss):
     reductions = (Reduction.LOGSUMEXP, Reduction.SUM)
     tile = LOGSUMEXP
 
+    def sampled(self, num_classes: int, num_labels: int) -> float | None:
+        return None if self.sample_rate == 1 else num_classes * self.sample_rate + num_labels
+
+    def choose(self, held: HeldClasses, labels: Tensor, draw: int | None) -> Choice | None:
+        if draw is None or self.sample_rate == 1:
+            return None
+        return labels_and_sampled(held, labels, draw, self.sample_rate)
+
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
-        return logsumexp(block.false_logits(logits_BC)), block.true
+        negatives = block.false_logits(logits_BC)
+        if block.weights is not None:
+            negatives = negatives + block.weights.log().to(negatives.dtype)
+        return logsumexp(negatives), block.true
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         negatives, true = total
