@@ -134,10 +134,11 @@ class HeadConfig(_Config):
         description="number format of the class rows in memory and in checkpoints; fp8 is e4m3 "
         "with a scale per row and needs optimizer.head.fused_sgd",
     )
-    init: Path | None = Field(
+    init: Literal["means"] | Path | None = Field(
         None,
         description="bundle from which the initial rows and biases are loaded; its classes are "
-        "matched by name, and other classes get random rows",
+        "matched by name, and other classes get random rows. means: the initial rows are the mean "
+        "features of the training samples of each class, before the first step",
     )
     min_init_share: float = Field(
         0.5,

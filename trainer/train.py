@@ -17,12 +17,13 @@ from data.loading.stream import Stream
 from heads.collectives import collective_hook
 from trainer.agreement import Agreed, Agreement, agree
 from trainer.backbone.compatibility import check_modality
-from trainer.checkpoints import CheckpointWriter
+from trainer.checkpoints import CheckpointWriter, has_checkpoints
 from trainer.checkpoints.entries import training_entries
 from trainer.config import Duration, Recipe
 from trainer.evaluation import evaluate_split, save_evaluation
 from trainer.faults import Watchdog
 from trainer.process.signals import Preempted, StopSignals
+from trainer.run.data_statistics import needs_data, start_from_data
 from trainer.run.folder import RunFolder
 from trainer.run.state import TrainState, provenance, resume
 from trainer.run.training_data import RunData, load_run_manifest
@@ -79,6 +80,10 @@ def train(recipe: Recipe, world: World) -> None:
         check_modality(recipe, manifest, data.tokenizer, task.backbone)
         if manifest.label_sets:
             task.head.check_label_sets()
+        # Not in a run that resumes: it would read the data of an epoch for nothing.
+        starts_from_data = needs_data(task) and not has_checkpoints(folder.checkpoints, world)
+        if starts_from_data:
+            start_from_data(task, data, world)
         task.start_training()
         torch.manual_seed(recipe.seed + world.rank)  # dropout differs between ranks
         torch.set_float32_matmul_precision("high" if recipe.train.tf32 else "highest")
@@ -95,6 +100,11 @@ def train(recipe: Recipe, world: World) -> None:
             origin=provenance(recipe, evaluated_on=evaluated_on),
         )
         state, notices = resume(folder, task, start, world, length=length)
+        if state.step == 0 and needs_data(task) and not starts_from_data:
+            raise ValueError(
+                f"run {folder.path} has only damaged checkpoints: use a new run folder to start "
+                "from the training data again"
+            )
         if world.is_main:
             trim_logs(folder.path, state.step)
             folder.write(recipe)

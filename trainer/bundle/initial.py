@@ -21,13 +21,13 @@ def load_initial_weights(
 ) -> int | None:
     """Load the weights of the bundles that the recipe names, if any (collective).
 
-    Returns the number of classes whose rows were loaded, or None without `head.init`. Raises
+    Returns the number of classes whose rows were loaded, or None without a bundle. Raises
     ValueError, naming the setting, if a bundle does not match the recipe, on every rank.
     """
     if recipe.backbone.init is not None:
         image = recipe.data.image if backbone.modality == "image" else None
         _load_backbone(backbone, recipe.backbone.init, image)
-    if recipe.head.init is None:
+    if recipe.head.init is None or recipe.head.init == "means":
         return None
     with Bundle.open(recipe.head.init) as bundle:
         return _load_rows(head, bundle, class_names, min_share=recipe.head.min_init_share)
