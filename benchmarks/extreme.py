@@ -1,16 +1,18 @@
-"""Libraries of extreme classification on a table with several labels per row: `python -m
-benchmarks.extreme debian.jsonl -o results.json [--peers omikuji,napkinxc] [--seeds 3]`.
+"""kway and libraries of extreme classification on a table with several labels per row: `python -m
+benchmarks.extreme debian.jsonl -o results.json [--peers kway,omikuji] [--seeds 3]`.
 
-The table has the columns text, labels and split, as `examples/xmc/` writes it. All libraries get
-the same TF-IDF features (scikit-learn, words, sublinear) and run with their default options, each
-in a process of its own, in which the time of its training, the CPU time of all threads and the peak
-memory are measured. Training includes the file that omikuji reads.
+The table has the columns text, labels and split, as `examples/xmc/` writes it. The libraries get
+the same TF-IDF features (scikit-learn, words, sublinear) and run with their default options. kway
+gets the texts and a tokenizer of the same words; the recipe is `KWAY`, with several losses. Each
+run has a process of its own, in which the time of its training, the CPU time of all threads and
+processes and the peak memory are measured. Training includes the file that omikuji reads and the
+shards of kway, but not the TF-IDF features and the list of words.
 
-The measures are P@k and propensity-scored P@k (Jain, Prabhu and Varma 2016) with the constants
-A = 0.55 and B = 1.5, as a fraction of the highest possible value. A label that the training rows do
-not contain does not count. `--table results.json` prints the results as a table in Markdown.
+The measures are P@k and propensity-scored P@k (`heads/set_measures.py`), in percent. A label that
+the training rows do not contain does not count. `--table results.json` prints the results as a
+table in Markdown.
 
-The libraries are not dependencies of kway: `pip install omikuji==0.5.2 napkinxc==0.7.2
+The other libraries are not dependencies of kway: `pip install omikuji==0.5.2 napkinxc==0.7.2
 libpecos scikit-learn`.
 """
 
@@ -33,14 +35,37 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+import torch
+from tokenizers import Regex, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from data.text.tokenizer import Tokenizer
+from heads import LabelSets
+from heads.set_measures import inverse_propensities, measures_at_k
 
 K = 5
-_A, _B = 0.55, 1.5
 MEASURES = [f"{name}@{k}" for name in ("P", "PSP") for k in (1, 3, 5)]
 
 # A library's training: (features [N, F], labels [N, K], seed, empty folder) -> its predictor, which
 # maps features [M, F] to the K best labels of each row.
 Predictor = Callable[[sp.csr_matrix], list[list[int]]]
+
+
+# The recipe of kway's runs; the options were chosen on held-out training sources.
+KWAY: dict[str, Any] = {
+    "backbone": {"kind": "bag_of_words", "dim": 256, "idf": True},
+    "head": {"init": "means", "logits": {"scale": 10}},
+    "optimizer": {"kind": "adamw", "lr": 5e-3, "weight_decay": 0, "head": {"lr": 3e-4}},
+    "schedule": {"kind": "linear", "warmup": {"steps": 20}},
+    "train": {"duration": {"epochs": 6}, "global_batch": 512},
+    "evaluation": {"topk": [1, 3, 5]},
+    "checkpoint": {"every": {"epochs": 6}},
+}
+LOSSES: dict[str, dict[str, Any]] = {
+    "kway": {"kind": "decoupled_softmax", "sample_rate": 0.1},
+    "kway-ce": {"kind": "ce", "sample_rate": 0.1},
+    "kway-bce": {"kind": "bce"},
+}
 
 
 # ------------------------------------------------------------------- libraries
@@ -104,31 +129,54 @@ def _pairs(matrix: sp.csr_matrix) -> list[list[tuple[int, float]]]:
     return [list(zip(indices[a:b], data[a:b], strict=True)) for a, b in pairwise(at)]
 
 
-# -------------------------------------------------------------------- measures
+# ------------------------------------------------------------------------ kway
 
 
-def inverse_propensities(Y: sp.csr_matrix) -> np.ndarray:
-    """Return 1 / p for each label, float64 [K] (Jain, Prabhu and Varma 2016, section 4)."""
-    rows = Y.shape[0]
-    count = np.bincount(Y.indices, minlength=Y.shape[1])
-    return 1 + (np.log(rows) - 1) * (_B + 1) ** _A * np.exp(-_A * np.log(count + _B))
+def write_for_kway(
+    splits: dict[str, list[dict[str, Any]]], words: dict[str, int], folder: Path
+) -> None:
+    """Write a table of the rows, a tokenizer whose tokens are the `words`, and a recipe. The split
+    `probe` has one row, because `kway train` always evaluates the final model."""
+    known = {label for row in splits["train"] for label in row["labels"]}
+    with (folder / "table.jsonl").open("w", encoding="utf-8") as file:
+        for split, rows in (splits | {"probe": splits["train"][:1]}).items():
+            for row in rows:
+                labels = [label for label in row["labels"] if label in known]
+                line = {"text": row["text"], "labels": labels, "split": split}
+                file.write(json.dumps(line) + "\n")
+    vocabulary = {"[PAD]": 0, "[UNK]": 1} | {word: 2 + number for word, number in words.items()}
+    backend = Backend(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    backend.normalizer = normalizers.Lowercase()
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"\b\w\w+\b"), "removed", invert=True)
+    roles = {"pad_token": "[PAD]", "unk_token": "[UNK]"}
+    Tokenizer.of(backend, roles, max_length=256, name="words").save(folder / "tokenizer")
+    text = {"tokenizer": str(folder / "tokenizer"), "max_length": 256}
+    recipe = KWAY | {"data": {"text": text, "eval_split": "probe"}}
+    recipe["backbone"] = {**KWAY["backbone"], "vocab_size": len(vocabulary)}
+    (folder / "recipe.yaml").write_text(json.dumps(recipe))  # YAML contains JSON
 
 
-def measures(top: list[list[int]], true: sp.csr_matrix, inverse: np.ndarray) -> dict[str, float]:
-    """Return P@k and PSP@k, in percent, of the best labels `top` of each row."""
-    totals = defaultdict[str, float](float)
-    for guesses, labels in zip(top, _pairs(true), strict=True):
-        given = {label for label, _ in labels}
-        best = sorted((inverse[label] for label in given), reverse=True)
-        for k in (1, 3, 5):
-            hits = [inverse[label] for label in guesses[:k] if label in given]
-            totals[f"P@{k}"] += len(hits) / k
-            totals[f"PSP@{k}"] += sum(hits)
-            totals[f"possible@{k}"] += sum(best[:k])
-    found = {f"P@{k}": 100 * totals[f"P@{k}"] / len(top) for k in (1, 3, 5)}
-    return found | {
-        f"PSP@{k}": 100 * totals[f"PSP@{k}"] / totals[f"possible@{k}"] for k in (1, 3, 5)
-    }
+def run_kway(loss: dict[str, Any], seed: int, folder: Path, work: Path) -> dict[str, float]:
+    """Write shards of the table and train, and return the measures, times and peak memory."""
+    started, shards, columns = time.perf_counter(), work / "shards", ["--text=text"]
+    columns += ["--label=labels", "--label-sets", "--split=split"]
+    _command("shard", "table", folder / "table.jsonl", *columns, "-o", shards)
+    settings = [f"run={work / 'run'}", f"data.shards={shards}", f"seed={seed}"]
+    _command("train", folder / "recipe.yaml", *settings, f"head.loss={json.dumps(loss)}")
+    found = _cost(started, resource.RUSAGE_CHILDREN)
+    _command("eval", work / "run", "--split", "test")
+    (result,) = (work / "run" / "evaluations" / "test").glob("*.json")
+    metrics = json.loads(result.read_text())
+    for name in MEASURES:
+        measure, k = name.split("@")
+        found[name] = 100 * metrics[f"{'precision' if measure == 'P' else 'psp'}_at_{k}"]
+    return found
+
+
+def _command(*arguments: object) -> None:
+    """Run a `kway` command."""
+    command = [sys.executable, "-m", "launch", *map(str, arguments)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
 # ------------------------------------------------------------------------ runs
@@ -158,6 +206,7 @@ def prepare(table: Path, folder: Path) -> dict[str, int]:
         flat = np.array([one for row in labels for one in row], np.int32)
         matrix = sp.csr_matrix((ones, flat, at), shape=(len(rows), len(names)))
         sp.save_npz(folder / f"{split}-labels.npz", matrix)
+    write_for_kway(splits, vectorizer.vocabulary_, folder)
     return {
         "rows": len(splits["train"]),
         "test_rows": len(splits["test"]),
@@ -167,22 +216,42 @@ def prepare(table: Path, folder: Path) -> dict[str, int]:
 
 
 def run(name: str, seed: int, folder: Path) -> dict[str, Any]:
-    """Train a library in this process, and return its measures, times and peak memory."""
-    X, Y, Z, true = (
-        sp.load_npz(folder / f"{split}-{what}.npz")
-        for split in ("train", "test")
-        for what in ("features", "labels")
-    )
+    """Train a library in this process, or kway in processes of its own, and return the measures,
+    times and peak memory."""
     with tempfile.TemporaryDirectory() as work:
-        started, used = time.perf_counter(), time.process_time()
+        if name in LOSSES:
+            found = run_kway(LOSSES[name], seed, folder, Path(work))
+            return {"library": name, "seed": seed, **found}
+        X, Y, Z, true = (
+            sp.load_npz(folder / f"{split}-{what}.npz")
+            for split in ("train", "test")
+            for what in ("features", "labels")
+        )
+        started = time.perf_counter()
+        used = resource.getrusage(resource.RUSAGE_SELF)
         predict = LIBRARIES[name][0](X, Y, seed, Path(work))
-        times = {
-            "seconds": time.perf_counter() - started,
-            "cpu_seconds": time.process_time() - used,
-        }
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        found = measures(predict(Z), true, inverse_propensities(Y))
-    return {"library": name, "seed": seed, **found, **times, "peak_mb": peak}
+        found = _cost(started, resource.RUSAGE_SELF, used)
+        top = torch.tensor(predict(Z))
+    counts = torch.from_numpy(np.bincount(Y.indices, minlength=Y.shape[1]))
+    sets = LabelSets(torch.from_numpy(true.indices), torch.from_numpy(true.indptr))
+    at_k = measures_at_k(top, sets, inverse_propensities(counts, Y.shape[0]))
+    for each in MEASURES:
+        measure, k = each.split("@")
+        found[each] = 100 * float(at_k["precision" if measure == "P" else "psp"][int(k) - 1])
+    return {"library": name, "seed": seed, **found}
+
+
+def _cost(
+    started: float, who: int, before: resource.struct_rusage | None = None
+) -> dict[str, float]:
+    """Return the time since `started`, and the CPU time and peak memory of this process (`who` is
+    RUSAGE_SELF) since `before`, or those of its children."""
+    used = resource.getrusage(who)
+    cpu = used.ru_utime + used.ru_stime
+    if before is not None:
+        cpu -= before.ru_utime + before.ru_stime
+    peak = used.ru_maxrss / 1024
+    return {"seconds": time.perf_counter() - started, "cpu_seconds": cpu, "peak_mb": peak}
 
 
 def table(results: dict[str, Any]) -> str:
@@ -209,7 +278,9 @@ def main() -> None:
     )
     parser.add_argument("data", nargs="?", type=Path, help="JSON lines with several labels per row")
     parser.add_argument("-o", "--out", type=Path, help="JSON file to which the runs are added")
-    parser.add_argument("--peers", default=",".join(LIBRARIES), help="the libraries to run")
+    parser.add_argument(
+        "--peers", default=",".join([*LOSSES, *LIBRARIES]), help="the libraries to run"
+    )
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--table", type=Path, help="print the table of a JSON file, and exit")
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)  # library, seed, folder
@@ -224,11 +295,12 @@ def main() -> None:
         return
     if options.data is None or options.out is None:
         parser.error("pass the table and --out")
-    if unknown := set(options.peers.split(",")) - LIBRARIES.keys():
-        parser.error(f"--peers: unknown library {unknown.pop()}: use {', '.join(LIBRARIES)}")
+    if unknown := set(options.peers.split(",")) - LOSSES.keys() - LIBRARIES.keys():
+        known = ", ".join([*LOSSES, *LIBRARIES])
+        parser.error(f"--peers: unknown library {unknown.pop()}: use {known}")
     names = []
     for name in options.peers.split(","):
-        if importlib.util.find_spec(name) is None:
+        if name in LIBRARIES and importlib.util.find_spec(name) is None:
             print(f"{name} is missing: pip install {LIBRARIES[name][1]}", file=sys.stderr)
         else:
             names.append(name)
