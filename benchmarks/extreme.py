@@ -21,6 +21,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import resource
 import subprocess
 import sys
@@ -35,13 +36,9 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
-import torch
-from tokenizers import Regex, models, normalizers, pre_tokenizers
-from tokenizers import Tokenizer as Backend
 
-from data.text.tokenizer import Tokenizer
-from heads import LabelSets
-from heads.set_measures import inverse_propensities, measures_at_k
+# kway and its libraries are imported in functions, so that they are not part of the memory of the
+# other libraries' processes.
 
 K = 5
 MEASURES = [f"{name}@{k}" for name in ("P", "PSP") for k in (1, 3, 5)]
@@ -137,6 +134,10 @@ def write_for_kway(
 ) -> None:
     """Write a table of the rows, a tokenizer whose tokens are the `words`, and a recipe. The split
     `probe` has one row, because `kway train` always evaluates the final model."""
+    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+
+    from data.text.tokenizer import Tokenizer as Tokens
+
     known = {label for row in splits["train"] for label in row["labels"]}
     with (folder / "table.jsonl").open("w", encoding="utf-8") as file:
         for split, rows in (splits | {"probe": splits["train"][:1]}).items():
@@ -145,11 +146,11 @@ def write_for_kway(
                 line = {"text": row["text"], "labels": labels, "split": split}
                 file.write(json.dumps(line) + "\n")
     vocabulary = {"[PAD]": 0, "[UNK]": 1} | {word: 2 + number for word, number in words.items()}
-    backend = Backend(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     backend.normalizer = normalizers.Lowercase()
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"\b\w\w+\b"), "removed", invert=True)
     roles = {"pad_token": "[PAD]", "unk_token": "[UNK]"}
-    Tokenizer.of(backend, roles, max_length=256, name="words").save(folder / "tokenizer")
+    Tokens.of(backend, roles, max_length=256, name="words").save(folder / "tokenizer")
     text = {"tokenizer": str(folder / "tokenizer"), "max_length": 256}
     recipe = KWAY | {"data": {"text": text, "eval_split": "probe"}}
     recipe["backbone"] = {**KWAY["backbone"], "vocab_size": len(vocabulary)}
@@ -231,14 +232,29 @@ def run(name: str, seed: int, folder: Path) -> dict[str, Any]:
         used = resource.getrusage(resource.RUSAGE_SELF)
         predict = LIBRARIES[name][0](X, Y, seed, Path(work))
         found = _cost(started, resource.RUSAGE_SELF, used)
-        top = torch.tensor(predict(Z))
-    counts = torch.from_numpy(np.bincount(Y.indices, minlength=Y.shape[1]))
-    sets = LabelSets(torch.from_numpy(true.indices), torch.from_numpy(true.indptr))
-    at_k = measures_at_k(top, sets, inverse_propensities(counts, Y.shape[0]))
-    for each in MEASURES:
-        measure, k = each.split("@")
-        found[each] = 100 * float(at_k["precision" if measure == "P" else "psp"][int(k) - 1])
+        top = predict(Z)
+    counts = np.bincount(Y.indices, minlength=Y.shape[1])
+    found |= measures(top, true, counts, Y.shape[0])
     return {"library": name, "seed": seed, **found}
+
+
+def measures(
+    top: list[list[int]], true: sp.csr_matrix, counts: np.ndarray, num_rows: int
+) -> dict[str, float]:
+    """Return P@k and PSP@k, in percent, of the best labels `top` of each row; a library may return
+    fewer than K. `counts` [K] are the numbers of the `num_rows` training rows with each label."""
+    import torch
+
+    from heads import LabelSets
+    from heads.set_measures import inverse_propensities, measures_at_k
+
+    no_label = -1
+    padded = [labels + [no_label] * (K - len(labels)) for labels in top]
+    sets = LabelSets(torch.from_numpy(true.indices), torch.from_numpy(true.indptr))
+    inverse = inverse_propensities(torch.from_numpy(counts), num_rows)
+    at_k = measures_at_k(torch.tensor(padded), sets, inverse)
+    of = {"P": at_k["precision"], "PSP": at_k["psp"]}
+    return {f"{name}@{k}": 100 * float(of[name][k - 1]) for name in of for k in (1, 3, 5)}
 
 
 def _cost(
@@ -247,11 +263,14 @@ def _cost(
     """Return the time since `started`, and the CPU time and peak memory of this process (`who` is
     RUSAGE_SELF) since `before`, or those of its children."""
     used = resource.getrusage(who)
-    cpu = used.ru_utime + used.ru_stime
+    cpu, peak = used.ru_utime + used.ru_stime, used.ru_maxrss
     if before is not None:
         cpu -= before.ru_utime + before.ru_stime
-    peak = used.ru_maxrss / 1024
-    return {"seconds": time.perf_counter() - started, "cpu_seconds": cpu, "peak_mb": peak}
+        # ru_maxrss includes the memory of the parent process before exec.
+        (line,) = re.findall(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
+        peak = int(line)
+    seconds = time.perf_counter() - started
+    return {"seconds": seconds, "cpu_seconds": cpu, "peak_mb": peak / 1024}
 
 
 def table(results: dict[str, Any]) -> str:
