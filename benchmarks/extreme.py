@@ -13,7 +13,8 @@ the training rows do not contain does not count. `--table results.json` prints t
 table in Markdown.
 
 The other libraries are not dependencies of kway: `pip install omikuji==0.5.2 napkinxc==0.7.2
-libpecos scikit-learn`.
+scikit-learn`. libpecos needs numpy 1 and scipy 1.13, so it has to be in another environment, which
+also has torch and kway's other dependencies: `--python pecos=OTHER/bin/python`.
 """
 
 import argparse
@@ -115,7 +116,7 @@ def pecos(X: sp.csr_matrix, Y: sp.csr_matrix, seed: int, folder: Path) -> Predic
 LIBRARIES: dict[str, tuple[Callable[..., Predictor], str]] = {
     "omikuji": (omikuji, "omikuji==0.5.2"),
     "napkinxc": (napkinxc, "napkinxc==0.7.2"),
-    "pecos": (pecos, "libpecos"),
+    "pecos": (pecos, "libpecos==1.2.8 into another environment: --python pecos=OTHER/bin/python"),
 }
 
 
@@ -301,6 +302,9 @@ def main() -> None:
         "--peers", default=",".join([*LOSSES, *LIBRARIES]), help="the libraries to run"
     )
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument(
+        "--python", action="append", default=[], help="LIBRARY=PATH: another Python for a library"
+    )
     parser.add_argument("--table", type=Path, help="print the table of a JSON file, and exit")
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)  # library, seed, folder
     options = parser.parse_args()
@@ -317,9 +321,9 @@ def main() -> None:
     if unknown := set(options.peers.split(",")) - LOSSES.keys() - LIBRARIES.keys():
         known = ", ".join([*LOSSES, *LIBRARIES])
         parser.error(f"--peers: unknown library {unknown.pop()}: use {known}")
-    names = []
+    names, pythons = [], dict(each.split("=", 1) for each in options.python)
     for name in options.peers.split(","):
-        if name in LIBRARIES and importlib.util.find_spec(name) is None:
+        if name in LIBRARIES.keys() - pythons.keys() and not importlib.util.find_spec(name):
             print(f"{name} is missing: pip install {LIBRARIES[name][1]}", file=sys.stderr)
         else:
             names.append(name)
@@ -329,7 +333,8 @@ def main() -> None:
         results |= {"machine": platform.machine(), "runs": []}
         for seed in range(options.seeds):  # the libraries take turns
             for name in names:
-                command = [sys.executable, "-m", __spec__.name, "--worker", name, str(seed), work]
+                python = pythons.get(name, sys.executable)
+                command = [python, "-m", __spec__.name, "--worker", name, str(seed), work]
                 subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
                 found = json.loads((Path(work) / "result.json").read_text())
                 results["runs"].append(found)
