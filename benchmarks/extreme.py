@@ -275,7 +275,10 @@ def _cost(
 
 
 def table(results: dict[str, Any]) -> str:
-    """Return the results as a table in Markdown: the mean over the seeds ± 1.96 standard errors."""
+    """Return the results as a table in Markdown: the mean over the seeds and its 95% interval
+    (Student's t)."""
+    from scipy.stats import t
+
     columns = {**dict.fromkeys(MEASURES, 1), "seconds": 0, "cpu_seconds": 0, "peak_mb": 0}
     heading = ["library", *MEASURES, "training, s", "CPU, s", "peak memory, MB"]
     lines = [f"| {' | '.join(heading)} |", "|---" * len(heading) + "|"]
@@ -286,7 +289,8 @@ def table(results: dict[str, Any]) -> str:
         cells = []
         for column, digits in columns.items():
             values = [one[column] for one in found]
-            error = 1.96 * stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+            n = len(values)
+            error = t.ppf(0.975, n - 1) * stdev(values) / n**0.5 if n > 1 else 0.0
             cells.append(f"{mean(values):.{digits}f}" + f" ± {error:.{digits}f}" * bool(error))
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
