@@ -7,6 +7,8 @@ import torch
 
 from data.loading.batch import Batch, Cursor
 from data.loading.order import share
+from data.messages import silent
+from data.progress import plain_lines
 from heads.collectives import all_reduce_sum
 from heads.label_sets import LabelSets, class_ids_of
 from trainer.backbone.bag_of_words import BagOfWords
@@ -37,7 +39,7 @@ def start_from_data(task: Task, data: RunData, world: World) -> None:
 
 def _count_documents(encoder: BagOfWords, task: Task, data: RunData, world: World) -> None:
     counts = torch.zeros(len(encoder.weights.weight), dtype=torch.int64, device=world.device)
-    for batch in _first_epoch(task, data, world):
+    for batch in _first_epoch(task, data, world, "counting words:"):
         if batch.num_rows:
             counts += encoder.document_counts(**batch.inputs)
     encoder.start_from(all_reduce_sum(counts, world.group), data.num_samples)
@@ -56,7 +58,7 @@ def _set_rows_to_means(task: Task, data: RunData, world: World) -> int:
     sums = torch.zeros_like(head.weight)
     counts = torch.zeros(len(sums), dtype=torch.int64, device=world.device)
     task.eval()
-    for batch in _first_epoch(task, data, world):
+    for batch in _first_epoch(task, data, world, "computing the mean features of each class:"):
         features, labels = all_rows(task.features(batch.inputs), group), labels_of(batch)
         class_ids = all_rows(class_ids_of(labels), group)
         here, positions = held.find(class_ids)
@@ -75,16 +77,19 @@ def _set_rows_to_means(task: Task, data: RunData, world: World) -> int:
     return int(all_reduce_sum(has_samples.sum(), group))
 
 
-def _first_epoch(task: Task, data: RunData, world: World) -> Iterator[Batch]:
+def _first_epoch(task: Task, data: RunData, world: World, verb: str) -> Iterator[Batch]:
     """Yield this rank's shares of the batches of the first epoch, as training reads them, except
-    that rows are not mixed. Every rank gets the same number of batches; the last may be empty."""
+    that rows are not mixed. Every rank gets the same number of batches; the last may be empty. The
+    main rank prints its progress from time to time, after `verb`."""
     recipe = task.recipe
     augment = recipe.data.augment.model_copy(update={"mix": None})
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"augment": augment})})
     global_batch = recipe.train.global_batch
     mine = share(global_batch, world.rank, world.size)
+    report = plain_lines(verb) if world.is_main else silent
     with data.open_loader(recipe, world, Cursor(recipe.seed)) as loader:
         for start in range(0, data.num_samples, global_batch):
+            report(start, data.num_samples)
             batch = next(loader)
             # The last global batch continues with samples of the second epoch.
             rest = data.num_samples - start - mine.start
