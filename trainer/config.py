@@ -115,19 +115,20 @@ class EvalConfig(FrozenConfig):
 
     @property
     def measures(self) -> list[str]:
-        """The names of the metrics. `sa` is computed only if the shards contain label vectors, and
-        the metrics of sets of labels, which follow `precision_at_recall_…`, only if they contain
-        those."""
+        """The names of the metrics with one label per sample or with sets of labels."""
+        both = [self.measures_of(label_sets=label_sets) for label_sets in (False, True)]
+        return list(dict.fromkeys([*both[0], *both[1]]))
+
+    def measures_of(self, *, label_sets: bool) -> list[str]:
+        """Return the names of the metrics. `sa` is computed only if the shards contain label
+        vectors, and `psp` not for streams."""
+        slc = ["auprc", *(f"precision_at_recall_{recall:g}" for recall in self.recalls)]
+        if not label_sets:
+            return [*(f"top{k}" for k in self.topk), "sa", *slc]
+        names = ("precision", "recall", "ndcg", "psp")
         return [
-            *(f"top{k}" for k in self.topk),
-            "sa",
-            "auprc",
-            *(f"precision_at_recall_{recall:g}" for recall in self.recalls),
-            *(
-                f"{name}_at_{k}"
-                for name in ("precision", "recall", "ndcg", "psp")
-                for k in self.topk
-            ),
+            *(f"{name}_at_{k}" for name in names for k in self.topk),
+            *slc,
             *(f"{name}_f1_at_recall_{r:g}" for r in self.recalls for name in ("micro", "macro")),
         ]
 
@@ -142,6 +143,17 @@ class BestConfig(FrozenConfig):
         "top1", description="name of a metric; with sets of labels, top1 is precision_at_1"
     )
     mode: Literal["max", "min"] = "max"
+
+    def measure_of(self, evaluation: EvalConfig, *, label_sets: bool) -> str:
+        """Return the name of the metric. Raises ValueError if it is not computed for such
+        labels."""
+        measure = "precision_at_1" if label_sets and self.measure == "top1" else self.measure
+        if measure not in (known := evaluation.measures_of(label_sets=label_sets)):
+            raise ValueError(
+                f"checkpoint.keep_best.measure is {measure}, but this run computes only "
+                f"{', '.join(known)}: choose one of these"
+            )
+        return measure
 
 
 class CheckpointConfig(FrozenConfig):

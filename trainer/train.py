@@ -67,6 +67,8 @@ def train(recipe: Recipe, world: World) -> None:
         # Fail early if the split is missing or cannot be evaluated.
         manifest.of_split(split, key="data.eval_split")
         manifest.check_labeled(split)
+        if (best := recipe.checkpoint.keep_best) is not None:
+            best.measure_of(recipe.evaluation, label_sets=manifest.label_sets)
         data = RunData.open(recipe, manifest)
         global_batch = recipe.train.global_batch
         num_steps = recipe.train.duration.in_steps(
@@ -369,8 +371,8 @@ class Run:
         self.telemetry.event("evaluation", step, line, **found)
         self.state = replace(self.state, evaluated=step)
         if best is not None:
-            of_sets = best.measure == "top1" and self.data.manifest.label_sets
-            measure = "precision_at_1" if of_sets else best.measure
+            of_sets = self.data.manifest.label_sets
+            measure = best.measure_of(task.recipe.evaluation, label_sets=of_sets)
             if measure not in found:
                 raise ValueError(
                     f"checkpoint.keep_best.measure is {measure}, but this run computes only "
