@@ -10,15 +10,13 @@ from torch import Tensor
 from heads.losses.base import (
     STRICT,
     Block,
-    Choice,
-    HeldClasses,
     Loss,
     Reduction,
     Rows,
     Stats,
     logsumexp,
 )
-from heads.losses.sampling import labels_and_sampled
+from heads.losses.sampling import SampledNegatives
 from heads.losses.tile import LOGSUMEXP, Tile, one
 from heads.optional_triton import jit
 
@@ -37,7 +35,7 @@ _LOGSUMEXP_AND_SUM = Tile(_logit_twice, _slope_of_logit_twice, (Reduction.LOGSUM
 
 
 @dataclass(frozen=True, config=STRICT)
-class CrossEntropy(Loss):
+class CrossEntropy(SampledNegatives, Loss):
     """-log p_y = logsumexp(z) - z_y, averaged over rows (Eq. 1 of paper 002).
 
     `label_smoothing` e assigns e/K of the target to every class (Szegedy et al. 2016). `z_loss` c
@@ -98,14 +96,6 @@ class CrossEntropy(Loss):
         for other values.
         """
         return self.z_loss > 0 and (self.label_smoothing == 0 or self.sample_rate == 1)
-
-    def sampled(self, num_classes: int, num_labels: int) -> float | None:
-        return None if self.sample_rate == 1 else num_classes * self.sample_rate + num_labels
-
-    def choose(self, held: HeldClasses, labels: Tensor, draw: int | None) -> Choice | None:
-        if draw is None or self.sample_rate == 1:
-            return None
-        return labels_and_sampled(held, labels, draw, self.sample_rate)
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
         weighted = logits_BC

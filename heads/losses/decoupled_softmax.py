@@ -9,8 +9,6 @@ from torch import Tensor
 from heads.losses.base import (
     STRICT,
     Block,
-    Choice,
-    HeldClasses,
     Loss,
     Reduction,
     Rows,
@@ -18,12 +16,12 @@ from heads.losses.base import (
     logsumexp,
 )
 from heads.losses.binary_cross_entropy import softplus
-from heads.losses.sampling import labels_and_sampled
+from heads.losses.sampling import SampledNegatives
 from heads.losses.tile import LOGSUMEXP
 
 
 @dataclass(frozen=True, config=STRICT)
-class DecoupledSoftmax(Loss):
+class DecoupledSoftmax(SampledNegatives, Loss):
     """-log(exp z_y / (exp z_y + sum of exp z over the negatives)), summed over the labels of a row
     and averaged over rows (DEXML, Gupta et al. 2024).
 
@@ -55,14 +53,6 @@ class DecoupledSoftmax(Loss):
     label_sets = "labels"
     reductions = (Reduction.LOGSUMEXP, Reduction.SUM)
     tile = LOGSUMEXP
-
-    def sampled(self, num_classes: int, num_labels: int) -> float | None:
-        return None if self.sample_rate == 1 else num_classes * self.sample_rate + num_labels
-
-    def choose(self, held: HeldClasses, labels: Tensor, draw: int | None) -> Choice | None:
-        if draw is None or self.sample_rate == 1:
-            return None
-        return labels_and_sampled(held, labels, draw, self.sample_rate)
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
         negatives = block.false_logits(logits_BC)

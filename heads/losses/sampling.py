@@ -18,18 +18,27 @@ def uniform(draw: int, numbers: Tensor) -> Tensor:
     return shifted(mix(start + numbers * GOLDEN), 11).double() / 2**53
 
 
-def labels_and_sampled(held: HeldClasses, labels: Tensor, draw: int, rate: float) -> Choice:
-    """Choose the classes of `labels`, with weight 1, and each other class with probability `rate`,
-    with weight 1 / `rate`.
+class SampledNegatives:
+    """A loss that computes the classes of the batch with weight 1 and, with probability
+    `sample_rate` r, each other class with weight 1 / r.
 
     The expectation of a weighted sum over the chosen classes is the sum over all classes.
     """
-    chosen = uniform(draw, held.class_ids) < rate
-    weights = torch.full_like(held.class_ids, 1 / rate, dtype=torch.float64)
-    _, own = held.find(labels)
-    chosen[own], weights[own] = True, 1.0
-    positions = chosen.nonzero().squeeze(1)
-    return Choice(positions, weights[positions])
+
+    sample_rate: float
+
+    def sampled(self, num_classes: int, num_labels: int) -> float | None:
+        return None if self.sample_rate == 1 else num_classes * self.sample_rate + num_labels
+
+    def choose(self, held: HeldClasses, labels: Tensor, draw: int | None) -> Choice | None:
+        if draw is None or self.sample_rate == 1:
+            return None
+        chosen = uniform(draw, held.class_ids) < self.sample_rate
+        weights = torch.full_like(held.class_ids, 1 / self.sample_rate, dtype=torch.float64)
+        _, own = held.find(labels)
+        chosen[own], weights[own] = True, 1.0
+        positions = chosen.nonzero().squeeze(1)
+        return Choice(positions, weights[positions])
 
 
 def drawn_from(
