@@ -112,6 +112,13 @@ class EvalConfig(FrozenConfig):
         lt=1,
         description="confidence of the guarantees and intervals of the thresholds for `recalls`",
     )
+    propensity: tuple[
+        Annotated[float, Field(ge=0, le=10)], Annotated[float, Field(gt=0, le=1e6)]
+    ] = Field(
+        (0.55, 1.5),
+        description="A and B of the propensities for PSP (Jain et al. 2016, section 4.2): 0.5 and "
+        "0.4 for Wikipedia, 0.6 and 2.6 for Amazon",
+    )
 
     @property
     def measures(self) -> list[str]:

@@ -355,7 +355,7 @@ class Run:
                     task.recipe,
                     task.world,
                     label_vectors=self.data.label_vectors,
-                    inverse_propensities=self.data.inverse_propensities,
+                    inverse_propensities=self.data.inverse_propensities(task.recipe.evaluation),
                     # Parsing it again would create a second class list in memory.
                     manifest=self.data.manifest,
                     check=check,

@@ -7,12 +7,12 @@ to learn the label from words.
 """
 
 import unicodedata
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -80,10 +80,9 @@ def check_leaks(folder: Path | str, *, split: str = "train") -> list[CharacterLe
     )
     most_frequent = int(of_class.argmax())
     leaks = []
-    for char, classes in learned.items():
-        found = measured.get(char, Counter())
-        texts_with = found.pop(None, 0)
-        if classes.pop(None, 0) + texts_with < MIN_TEXTS or not classes:
+    for char, (learned_from, classes) in learned.items():
+        texts_with, found = measured.get(char, _With(0, Counter()))
+        if learned_from + texts_with < MIN_TEXTS or not classes:
             continue
         # Ties go to the lowest label.
         best = min(classes, key=lambda label: (-classes[label], label))
@@ -95,17 +94,23 @@ def check_leaks(folder: Path | str, *, split: str = "train") -> list[CharacterLe
     return sorted(leaks, key=lambda leak: (leak.suspect is None, -leak.gain, leak.char))
 
 
-def _counts(texts: Sequence[str], labels: Sequence[list[int]]) -> dict[str, Counter[Any]]:
-    """Map each character that is not part of a word to the number of texts of each class with it
-    and, under None, of all texts with it.
-    """
-    counts: dict[str, Counter[Any]] = {}
+class _With(NamedTuple):
+    """The number of texts with a character, in total and of each class."""
+
+    texts: int
+    of_class: Counter[int]
+
+
+def _counts(texts: Sequence[str], labels: Sequence[list[int]]) -> dict[str, _With]:
+    """Count the texts with each character that is not part of a word."""
+    numbers, classes = Counter[str](), defaultdict[str, Counter[int]](Counter)
     for text, of_text in zip(texts, labels, strict=True):
         for char in set(text):
             # Letters, marks and digits are parts of words.
             if unicodedata.category(char)[0] not in "LMN" or char in PARTS:
-                counts.setdefault(char, Counter()).update([None, *of_text])
-    return counts
+                numbers[char] += 1
+                classes[char].update(of_text)
+    return {char: _With(number, classes[char]) for char, number in numbers.items()}
 
 
 def _suspicion(char: str, texts: int, precision: float, lift: float, gain: float) -> str | None:

@@ -21,7 +21,7 @@ _GROUND, _INK, _FAINT = (238, 238, 238), (20, 20, 20), (120, 120, 120)
 
 def open_all(folder: Path | str, manifest: Manifest, name: str) -> Split:
     """Open a split to display it, without a limit on bad labels."""
-    return open_split(folder, name, max_bad_labels=2**63, manifest=manifest)
+    return open_split(folder, name, max_bad_labels=None, manifest=manifest)
 
 
 def examples(split: Split, number: int) -> list[int]:

@@ -16,8 +16,6 @@ from data.shards.manifest import Manifest
 from data.shards.split import open_split
 from data.shards.split_names import TRAIN
 
-_ANY = 2**63
-
 
 @dataclass(frozen=True)
 class Duplicates:
@@ -54,7 +52,7 @@ def find_duplicates(folder: Path | str) -> tuple[Duplicates, ...]:
     with ExitStack() as stack:
         splits = {
             name: stack.enter_context(
-                open_split(folder, name, max_bad_labels=_ANY, manifest=manifest)
+                open_split(folder, name, max_bad_labels=None, manifest=manifest)
             )
             for name in manifest.splits
         }

@@ -339,7 +339,7 @@ def open_split(
     shards: Path | str,
     split: str,
     *,
-    max_bad_labels: int = 0,
+    max_bad_labels: int | None = 0,
     cache: CacheConfig = DEFAULT_CACHE,
     manifest: Manifest | None = None,
 ) -> Split:
@@ -348,7 +348,8 @@ def open_split(
     manifest: the manifest of the folder, if it is already loaded; loading may be slow.
 
     Raises the errors of `Manifest.load`, and ValueError for an unknown split, an index that does
-    not match the manifest, or more than `max_bad_labels` labels that are out of range.
+    not match the manifest, or more than `max_bad_labels` labels that are out of range, if it is
+    not None.
     """
     if manifest is None:
         manifest = Manifest.load(shards, cache)
@@ -363,13 +364,14 @@ def open_split(
 
 
 def open_parts(
-    parts: Sequence[Part], manifest: Manifest, *, max_bad_labels: int, cache: CacheConfig
+    parts: Sequence[Part], manifest: Manifest, *, max_bad_labels: int | None, cache: CacheConfig
 ) -> Split:
     """Open several splits as one. Raises the errors of `open_split`."""
     opened = Split(parts, manifest, cache)
-    opened.check_labels(max_bad_labels)
-    # The check reads all labels.
-    opened._index.release()
+    if max_bad_labels is not None:
+        opened.check_labels(max_bad_labels)
+        # The check reads all labels.
+        opened._index.release()
     return opened
 
 

@@ -4,7 +4,6 @@ the tokenizers library, and evaluates it. Training is deterministic.
 
 import os
 import shutil
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -83,7 +82,7 @@ def train_tokenizer(
         raise ValueError(f"{shards} contains images: kway tokenizer requires texts")
     with (
         _written(out) as folder,
-        open_split(shards, split, max_bad_labels=sys.maxsize) as opened,
+        open_split(shards, split, max_bad_labels=None) as opened,
     ):
         num = len(opened)
         if num < 2:

@@ -24,6 +24,7 @@ from tests.serving.in_process import application, listening
 from tests.shards import glyph_recipe
 from tests.system.processes import write_recipe
 from tests.system.runs import final_tensors, launched, losses
+from trainer.backbone import precision
 from trainer.evaluation import load_evaluation
 
 Kway = Callable[..., int]
@@ -78,7 +79,7 @@ def text_recipe(texts: Path, **changes: Any) -> Path:
         "head": {"loss": {"kind": "decoupled_softmax"}},
         "optimizer": {"kind": "adamw", "lr": 0.03},
         "train": {"duration": {"epochs": 10}, "global_batch": 20},
-        "evaluation": {"topk": [1, 3], "every": {"epochs": 5}},
+        "evaluation": {"topk": [1, 3], "every": {"epochs": 5}, "propensity": [0.6, 2.6]},
         "checkpoint": {"every": {"epochs": 5}, "keep_best": {}},
     }
     path = texts / "recipe.yaml"
@@ -92,7 +93,7 @@ def evaluation(run: Path) -> Any:
 
 
 def test_texts_with_tags_are_trained_evaluated_exported_and_queried(
-    texts: Path, kway: Kway, capfd: pytest.CaptureFixture[str]
+    texts: Path, kway: Kway, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, bundle, table = texts / "run", texts / "bundle", texts / "classes.csv"
     assert kway("train", text_recipe(texts)) == 0, capfd.readouterr().err
@@ -120,7 +121,8 @@ def test_texts_with_tags_are_trained_evaluated_exported_and_queried(
         open_split(texts / "shards", "train") as one,
     ):
         read = [split.read(number) for number in range(len(split))]
-        weights = inverse_propensities(torch.from_numpy(one.class_counts()), len(one))
+        counts = torch.from_numpy(one.class_counts())
+        weights = inverse_propensities(counts, len(one), a=0.6, b=2.6)
         names = split.classes.names
     raw, sets = [each[0].decode() for each in read], [each[2].tolist() for each in read]
     model = Model.open(bundle)
@@ -155,6 +157,16 @@ def test_texts_with_tags_are_trained_evaluated_exported_and_queried(
     assert after is not None
     np.testing.assert_array_equal(after.reached, before.reached)
     np.testing.assert_allclose(after.thresholds, before.thresholds, rtol=1e-4, atol=1e-5)
+
+    # A processor without instructions for bf16 computes the same, only more slowly.
+    monkeypatch.setattr(precision, "check_processor", lambda precision: None)
+    low = texts / "low"
+    quantize = "quantize", bundle, texts / "shards", "-o", low, "--precision", "bf16"
+    assert kway(*quantize) == 0, capfd.readouterr().err
+    assert "| precision at 1, bf16 | " in (low / "MODEL_CARD.md").read_text(encoding="utf-8")
+    rounded = Model.open(low).bundle.thresholds
+    assert rounded is not None
+    np.testing.assert_allclose(rounded.thresholds, before.thresholds, atol=0.1)
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def evaluate_run(
         recipe,
         world,
         label_vectors=trained.data.label_vectors,
-        inverse_propensities=trained.data.inverse_propensities,
+        inverse_propensities=trained.data.inverse_propensities(recipe.evaluation),
         manifest=trained.data.manifest,
         progress=progress,
     )

@@ -2,7 +2,6 @@
 label vectors of the shards."""
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from data.shards.mixture import open_mixture, read_manifests, united_manifest
 from data.shards.split import Split, open_split
 from data.text.tokenizer import Tokenizer, open_tokenizer
 from heads.set_measures import inverse_propensities
-from trainer.config import Recipe
+from trainer.config import EvalConfig, Recipe
 from trainer.task import Task, build_task
 from trainer.telemetry.phases import Phases
 from trainer.world import World
@@ -87,14 +86,14 @@ class RunData:
             else open_tokenizer(data.text.tokenizer, max_length=data.text.max_length),
         )
 
-    @cached_property
-    def inverse_propensities(self) -> Tensor | None:
-        """Those of the classes [K] in the training split, for PSP; None for a stream or without
-        label sets."""
+    def inverse_propensities(self, config: EvalConfig) -> Tensor | None:
+        """Return those of the classes [K] in the training split, for PSP; None for a stream or
+        without label sets."""
         if not self.manifest.label_sets or isinstance(self.training, Stream):
             return None
         counts = torch.from_numpy(self.training.class_counts())
-        return inverse_propensities(counts, len(self.training))
+        a, b = config.propensity
+        return inverse_propensities(counts, len(self.training), a=a, b=b)
 
     def tokenizer_digest(self) -> str | None:
         return None if self.tokenizer is None else self.tokenizer.digest()
