@@ -133,19 +133,7 @@ def agree(
         num_counting, outside = _counts(engine, labels.long(), row_weights)
     num_rows, num_labels = (len(labels), len(class_ids_of(labels))) if fits else (0, 0)
     of_sets = isinstance(labels, LabelSets)
-    device = held.device.type
-    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    has = [name for name, value in parameters._asdict().items() if value is not None]
-    equal = {
-        **engine.settings,
-        "mode and draw": call,
-        "parameters": f"{', '.join(has)} with {held.shape[1]} features of {held.dtype}",
-        "dtype of features": f"{_dtype_of(features)}, autocast {autocast}",
-        # If only some ranks had row weights, they would call a collective that the others do not.
-        "labels": "label sets" if of_sets else "one per row",
-        "row weights": "none" if row_weights is None else _dtype_of(row_weights),
-        "required gradients": f"of {', '.join(Required.of(features, parameters).names())}",
-    }
+    equal = _equal_on_all_ranks(engine, batch, parameters, call)
     digests = [zlib.crc32(text.encode()) for text in equal.values()]
     numbers = [num_rows, num_labels, num_counting, outside, int(not fits), *digests]
     group_ranks = _exchanged(numbers, engine.class_group, held.device)
@@ -185,6 +173,28 @@ def agree(
     if not any(counting):
         raise ValueError(NO_LABELS if of_sets and not any(group_labels) else NOTHING_COUNTS)
     return RowCounts(sizes, group_sizes), RowCounts(of_labels, group_labels)
+
+
+def _equal_on_all_ranks(
+    engine: Engine, batch: Batch, parameters: Parameters, call: str
+) -> dict[str, str]:
+    """Describe what must be equal on every rank; nothing if there is only one rank."""
+    if engine.class_group is None and engine.data_group is None:
+        return {}
+    (features, labels, row_weights), held = batch, parameters.vectors
+    device = held.device.type
+    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    has = [name for name, value in parameters._asdict().items() if value is not None]
+    return {
+        **engine.settings,
+        "mode and draw": call,
+        "parameters": f"{', '.join(has)} with {held.shape[1]} features of {held.dtype}",
+        "dtype of features": f"{_dtype_of(features)}, autocast {autocast}",
+        # If only some ranks had row weights, they would call a collective that the others do not.
+        "labels": "label sets" if isinstance(labels, LabelSets) else "one per row",
+        "row weights": "none" if row_weights is None else _dtype_of(row_weights),
+        "required gradients": f"of {', '.join(Required.of(features, parameters).names())}",
+    }
 
 
 def _counts(
