@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from heads.collectives import (
@@ -154,7 +154,7 @@ class FactoredHead(ClassHead):
             held = Parameters(self._held())
             raise nan_loss(self.engine, len(features), non_finite_rows(features), held)
         of_features: Tensor = _OfFeatures.apply(features, self, batch)
-        of_weight: Tensor = _OfWeight.apply(self._parameters["weight"], self, batch)
+        of_weight: Tensor = _OfWeight.apply(self._stored(), self, batch)
         return of_features + of_weight
 
     @torch.no_grad()
@@ -243,9 +243,14 @@ class FactoredHead(ClassHead):
         super()._apply(fn, recurse)
         return self
 
+    def _stored(self) -> nn.Parameter:
+        """Return the parameter as it is, without consolidating."""
+        stored: nn.Parameter = super().__getattr__("weight")
+        return stored
+
     def _held(self) -> Tensor:
         """Return this rank's rows of V."""
-        return self._parameters["weight"].detach()  # type: ignore[union-attr]
+        return self._stored().detach()
 
     def _blocks(self) -> tuple[Tensor, ...]:
         """Return this rank's rows of V in blocks, so that float64 copies need little memory."""
@@ -265,7 +270,7 @@ class FactoredHead(ClassHead):
 
     def _weight_version(self) -> tuple[int, int, int]:
         weight = self._held()
-        return id(self._parameters["weight"]), weight.data_ptr(), weight._version
+        return id(self._stored()), weight.data_ptr(), weight._version
 
     # ---- Q and s ----
 
@@ -328,8 +333,7 @@ class FactoredHead(ClassHead):
         *,
         with_gradient: bool,
     ) -> _Batch:
-        weight = self._parameters["weight"]
-        assert weight is not None
+        weight = self._stored()
         with torch.set_grad_enabled(with_gradient):  # the ranks must agree on it, too
             counts, _ = agree(self.engine, Batch(features, labels, row_weights), Parameters(weight))
         labels = labels.long()

@@ -88,7 +88,7 @@ class World:
         mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=axes)
         for group in mesh.get_all_groups():
             if self.timeout is not None:  # otherwise the groups keep torch's default timeout
-                dist.distributed_c10d._set_pg_timeout(self.timeout, group)
+                group.set_timeout(self.timeout)
             _connect(group, self.device)
         return mesh
 

@@ -69,7 +69,7 @@ class Agent(LocalElasticAgent):
         self._record_codes()
         if PREEMPTED in self._codes.values():
             # All ranks save. The one that commits the checkpoint exits last, so wait for all.
-            wait_until_ended(self._processes(), self._shutdown_timeout)
+            wait_until_ended(self._processes(), self._placement.shutdown_timeout)
             self._record_codes()
         if any(self._codes.values()):
             # If a rank was killed, the other ranks only detect a lost peer and print nothing
@@ -96,7 +96,7 @@ class Agent(LocalElasticAgent):
             return RunResult(state=State.HEALTHY)
         if not is_retryable(self.code):
             self._remaining_restarts = 0
-        why, restarts = kill_reason(self._codes), self._worker_group.spec.max_restarts
+        why, restarts = kill_reason(self._codes), self.get_worker_group().spec.max_restarts
         if self._remaining_restarts:
             number = restarts - self._remaining_restarts + 1
             _print(f"{why or 'a rank failed'}; restart {number} of {restarts}")
@@ -105,10 +105,10 @@ class Agent(LocalElasticAgent):
         return failed
 
     def _has_waiting_machine(self) -> bool:
-        if self._worker_group.group_world_size == self._placement.max_nodes:
+        if self.get_worker_group().group_world_size == self._placement.max_nodes:
             return False
         deadline = time.monotonic() + _CACHED_STATE_SECONDS
-        handler = self._worker_group.spec.rdzv_handler
+        handler = self.get_worker_group().spec.rdzv_handler
         while not (waiting := handler.num_nodes_waiting() > 0):
             if time.monotonic() > deadline:
                 break
@@ -119,7 +119,7 @@ class Agent(LocalElasticAgent):
         self, death_sig: signal.Signals = signal.SIGTERM, timeout: int | None = None
     ) -> None:
         """Signal the ranks to save and exit, wait, and kill the rest. Ctrl-C skips the wait."""
-        seconds = self._shutdown_timeout if timeout is None else timeout
+        seconds = self._placement.shutdown_timeout if timeout is None else timeout
         # Signal only the ranks, not their process groups: a rank that is saving needs its loaders.
         # Ctrl-C is forwarded as SIGTERM; `code_after` maps the ranks' exit code to INTERRUPTED.
         number = signal.SIGTERM if death_sig == signal.SIGINT else death_sig
@@ -134,7 +134,7 @@ class Agent(LocalElasticAgent):
             return stopped
         if self._killed:
             _print(
-                f"error: some ranks did not exit within {self._shutdown_timeout} s of "
+                f"error: some ranks did not exit within {self._placement.shutdown_timeout} s of "
                 f"{number.name} and were killed, so the steps since the last checkpoint are lost: "
                 "raise --shutdown-timeout"
             )
@@ -149,7 +149,9 @@ class Agent(LocalElasticAgent):
 
     def _record_codes(self) -> None:
         """Record the exit codes of the ranks that have exited."""
-        for worker, process in zip(self._worker_group.workers, self._processes(), strict=False):
+        for worker, process in zip(
+            self.get_worker_group().workers, self._processes(), strict=False
+        ):
             if (code := process.poll()) is not None:
                 self._codes[worker.global_rank] = code
 
