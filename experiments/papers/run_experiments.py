@@ -12,6 +12,12 @@ from experiments.papers.job import Job, Results
 from experiments.papers.job_runner import JobRunner
 from experiments.papers.section import Section
 
+# The part of the minutes that is planned. The jobs of a round do not end at the same time, so some
+# of the cores are idle for the rest.
+_PLANNED = 0.95
+# The smallest part of its share that an experiment gets after earlier ones took too long.
+_LEAST = 0.1
+
 # (experiment, results so far, results requested so far, its budget)
 Report = Callable[[Experiment, int, int, Budget], None]
 
@@ -29,24 +35,24 @@ def run_experiments(
     kept: Path | None = None,
     first_seed: int = 0,
 ) -> list[Section]:
-    """Run the experiments within `minutes` in total and return their sections.
+    """Run the experiments within `minutes` in total, the shortest first, and return their sections.
 
-    Each experiment gets a share of the minutes, which determines its sizes. Minutes that earlier
-    experiments did not use are spent on more rounds. Plots are stored in `runner.out`, and sections
-    in `kept` or, if it is None, in the folder `sections` of `runner.out`.
+    Each experiment gets a share of the minutes, which determines its sizes. If earlier ones took
+    longer than planned, it is smaller; minutes that they did not use are spent on more rounds. The
+    longest experiment is last, because it can adapt best. Plots are stored in `runner.out`, and
+    sections in `kept` or, if it is None, in the folder `sections` of `runner.out`.
     """
     sections = []
     charged: set[Job] = set()
-    designed = sum(experiment.minutes for experiment in experiments)
-    left = minutes
-    for number, experiment in enumerate(experiments):
-        waiting = sum(one.minutes for one in experiments[number:])
+    left = minutes = _PLANNED * minutes
+    waiting = designed = sum(experiment.minutes for experiment in experiments)
+    for experiment in sorted(experiments, key=lambda one: one.minutes):
+        planned = minutes * experiment.minutes / designed
+        allowed = max(left * experiment.minutes / waiting, _LEAST * planned)
         budget = Budget(
-            minutes * experiment.minutes / designed,
-            experiment.minutes,
-            allowed=left * experiment.minutes / waiting,
-            first_seed=first_seed,
+            min(planned, allowed), experiment.minutes, allowed=allowed, first_seed=first_seed
         )
+        waiting -= experiment.minutes
         section = _one(experiment, runner, budget, charged, report)
         section = replace(section, minutes=budget.spent)
         left -= budget.spent

@@ -94,6 +94,28 @@ def test_an_experiment_runs_rounds_until_its_budget_is_spent(tmp_path: Path) -> 
         ]
 
 
+@pytest.mark.parametrize(
+    ("spent", "minutes", "allowed"), [(19, 76, 76), (9, 76, 86), (55, 40, 40), (99, 7.6, 7.6)]
+)
+def test_the_longest_experiment_is_last_and_gets_what_the_others_leave(
+    tmp_path: Path, spent: float, minutes: float, allowed: float
+) -> None:
+    budgets: list[Budget] = []
+
+    def spending(budget: Budget, _plots: PlotFolder) -> Procedure:
+        budget.spent = spent
+        budgets.append(budget)
+        yield []
+        return Section("one", "001", "One", "")
+
+    experiments = [Experiment("one", "001", "One", designed, spending) for designed in (80, 20)]
+    with JobRunner(tmp_path, tmp_path / "out", workers=0) as runner:
+        run_experiments(experiments, runner, 100)
+    short, long = budgets
+    assert (short.minutes, short.allowed, short.designed) == pytest.approx((19, 19, 20))
+    assert (long.minutes, long.allowed, long.designed) == pytest.approx((minutes, allowed, 80))
+
+
 def test_sizes_shrink_with_the_budget_and_do_not_grow() -> None:
     assert Budget(5, designed=10).size(100) == 50
     assert Budget(50, designed=10).size(100) == 100
