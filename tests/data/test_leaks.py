@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from data.inspection.leaks import CharacterLeak, check_leaks
-from data.shards.writing.writer import write_shards
-from data.sources import Table
+from data.sources.generated import write_shards
 from tests.data.conftest import kway_shard
 
 WORDS = (
@@ -18,30 +17,21 @@ NAMES = ("heart", "joy", "fire", "sparkles")
 
 
 def write_texts(
-    folder: Path,
-    mark: str,
-    *,
-    rate: float = 0.6,
-    num: int = 1200,
-    elsewhere: float = 0,
-    names: tuple[str, ...] = NAMES,
+    folder: Path, mark: str, *, rate: float = 0.6, num: int = 1200, elsewhere: float = 0
 ) -> Path:
     """Write texts of random words in four classes. Many texts of the first class contain `mark`."""
     rng = np.random.default_rng(0)
-    lines = ["text\tlabel"]
+    samples = []
     for _ in range(num):
-        label = int(rng.integers(len(names)))
+        label = int(rng.integers(len(NAMES)))
         words = list(rng.choice(WORDS, 8))
         # A word that is correlated with its class, as in real texts.
         words += [WORDS[label]] * int(rng.random() < 0.2)
         if rng.random() < (rate if label == 0 else elsewhere):
             words.insert(3, mark)
-        lines.append(f"{' '.join(words)}\t{names[label]}")
-    folder.mkdir()
-    (folder / "texts.tsv").write_text("\n".join(lines) + "\n")
-    table = Table((folder / "texts.tsv",), folder / "work", "label", text="text", test_fraction=0)
-    write_shards(table, folder / "shards", workers=0)
-    return folder / "shards"
+        samples.append((" ".join(words), NAMES[label]))
+    write_shards(samples, folder, modality="text", test_fraction=0, workers=0)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +57,9 @@ def suspects(shards: Path) -> list[CharacterLeak]:
     return [leak for leak in check_leaks(shards) if leak.suspect is not None]
 
 
-@pytest.mark.parametrize("mark", ["\u200d", "†"])
-def test_a_rare_character_is_suspicious(tmp_path: Path, mark: str) -> None:
-    shards = write_texts(tmp_path / "in", mark, rate=0.06, num=3000)
-    assert [leak.char for leak in suspects(shards)] == [mark]
+def test_a_rare_character_is_suspicious(tmp_path: Path) -> None:
+    shards = write_texts(tmp_path / "in", "†", rate=0.06, num=3000)
+    assert [leak.char for leak in suspects(shards)] == ["†"]
 
 
 def test_a_part_of_an_emoji_is_suspicious_at_a_lower_lift(tmp_path: Path) -> None:

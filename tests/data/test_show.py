@@ -8,28 +8,24 @@ from PIL import Image
 
 from data.inspection.show import contact_sheet, examples
 from data.shards.split import open_split
+from data.sources.generated import write_shards
 from data.tars.indexing import index_shards
 from launch.terminal import table_cell
+from tests.data.bad_images import encoded
 from tests.data.conftest import kway_shard
 from tests.data.foreign_tars import planted_shards, png, write_tar
 
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Index texts of 40 classes. Class k has k + 1 texts, and the texts of the last class contain
+    """Write texts of 40 classes. Class k has k + 1 texts, and the texts of the last class contain
     control characters."""
-    folder = tmp_path_factory.mktemp("texts")
-    members, number = [], 0
+    folder = tmp_path_factory.mktemp("texts") / "out"
+    samples = []
     for label in range(40):
-        for _ in range(label + 1):
-            text = f"text of {label} [bold]\x1b[31m\u202e\n" if label == 39 else f"text of {label}"
-            members += [
-                (f"{number}.txt", text.encode()),
-                (f"{number}.cls", f"class {label:02d}".encode()),
-            ]
-            number += 1
-    write_tar(folder / "all.tar", members)
-    index_shards(folder)
+        text = f"text of {label} [bold]\x1b[31m\u202e\n" if label == 39 else f"text of {label}"
+        samples += [(text, f"class {label:02d}")] * (label + 1)
+    write_shards(samples, folder, modality="text", test_fraction=0, workers=0)
     return folder
 
 
@@ -63,24 +59,18 @@ def test_control_characters_of_texts_are_escaped(texts: Path) -> None:
 
 
 def test_a_contact_sheet_has_each_image_above_its_class(tmp_path: Path) -> None:
-    white = Image.new("RGB", (128, 128), "white")
-    members = []
+    samples = []
     for number, color in enumerate(((255, 0, 0), (0, 0, 255))):
-        solid = Image.new("RGB", (128, 64), color)
-        solid.save(tmp_path / "solid.png")
-        members += [
-            (f"{number}.png", (tmp_path / "solid.png").read_bytes()),
-            (f"{number}.cls", f"class {number} of a long, long, long, long name".encode()),
-        ]
-    write_tar(tmp_path / "all.tar", members)
-    index_shards(tmp_path)
-    with open_split(tmp_path, "train") as split:
+        solid = encoded(Image.new("RGB", (128, 64), color), "png")
+        samples.append((solid, f"class {number} of a long, long, long, long name"))
+    write_shards(samples, tmp_path / "out", original=True, test_fraction=0, workers=0)
+    with open_split(tmp_path / "out", "train") as split:
         sheet = np.asarray(contact_sheet(split, 48))
     for left, color in ((10, (255, 0, 0)), (148, (0, 0, 255))):
         assert (sheet[26 + 32 : 26 + 96, left : left + 128] == color).all()
         caption = sheet[154:170, left : left + 138]
         assert (caption < 100).any()
-        assert (caption[:, 131:] == np.asarray(white)[0, 0]).all()  # does not overlap the next tile
+        assert (caption[:, 131:] == 255).all()  # does not overlap the next tile
 
 
 @pytest.mark.parametrize("name", ["猫", "a\u202eb"])
