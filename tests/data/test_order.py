@@ -18,7 +18,7 @@ def test_every_epoch_is_a_permutation(n: int) -> None:
 def test_every_seed_and_epoch_has_its_own_order() -> None:
     orders = {
         tuple(permuted_index(seed, epoch, np.arange(50), 50))
-        for seed in range(5)
+        for seed in (0, 1, 5, 5 + 2**32, 5 + 2**33)
         for epoch in range(5)
     }
     assert len(orders) == 25
@@ -120,16 +120,6 @@ def test_shards_and_samples_are_reordered_for_every_epoch_and_seed() -> None:
             insides |= {tuple(indices[shard_of(indices, sizes) == s] % 40) for s in range(12)}
     assert len(visits) == 9
     assert len(insides) == 9 * 12
-
-
-def test_large_and_small_seeds_give_different_orders() -> None:
-    positions = np.arange(50)
-    orders = {
-        tuple(permuted_index(seed, epoch, positions, 50).tolist())
-        for seed in (5, 5 + 2**32, 5 + 2**33)
-        for epoch in range(4)
-    }
-    assert len(orders) == 12
 
 
 @pytest.mark.parametrize("n", [1, 2, 10, 2000, 70_000])
