@@ -9,11 +9,10 @@ from PIL import Image
 from data.inspection.show import contact_sheet, examples
 from data.shards.split import open_split
 from data.sources.generated import write_shards
-from data.tars.indexing import index_shards
 from launch.terminal import table_cell
 from tests.data.bad_images import encoded
 from tests.data.conftest import kway_shard
-from tests.data.foreign_tars import planted_shards, png, write_tar
+from tests.data.foreign_tars import planted_shards
 
 
 @pytest.fixture(scope="module")
@@ -71,16 +70,6 @@ def test_a_contact_sheet_has_each_image_above_its_class(tmp_path: Path) -> None:
         caption = sheet[154:170, left : left + 138]
         assert (caption < 100).any()
         assert (caption[:, 131:] == 255).all()  # does not overlap the next tile
-
-
-@pytest.mark.parametrize("name", ["猫", "a\u202eb"])
-def test_names_in_any_script_are_drawn_or_escaped(tmp_path: Path, name: str) -> None:
-    members = [("0.png", png(0)), ("0.cls", name.encode())]
-    write_tar(tmp_path / "all.tar", members)
-    index_shards(tmp_path)
-    with open_split(tmp_path, "train") as split:
-        sheet = np.asarray(contact_sheet(split, 1))
-    assert (sheet[154:170] < 100).any()
 
 
 def test_a_damaged_image_is_drawn_as_a_crossed_tile(tmp_path: Path) -> None:
