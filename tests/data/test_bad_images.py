@@ -1,7 +1,5 @@
 """Malicious and unusual images: each is decoded or rejected without excessive memory use."""
 
-import io
-import zipfile
 import zlib
 from collections.abc import Callable
 
@@ -31,6 +29,7 @@ BYTES_PER_PIXEL = 26
 SPARE_BYTES = 24 * 2**20
 GRAY = Image.radial_gradient("L").resize((64, 48))
 PNG, JPEG = encoded(GRAY, "png"), encoded(GRAY, "jpeg")
+LARGE_JPEG = JPEG.replace(b"\x00\x30\x00\x40", b"\x4e\x20\x4e\x20", 1)  # 20,000 x 20,000
 ICC_PART = jpeg_segment(0xE2, b"ICC_PROFILE\0\x01\xff" + b"x" * 60_000)
 TEXT_CHUNK = chunk(b"zTXt", b"a\0\0" + zlib.compress(b"\0" * 900_000))
 NOISE = np.random.default_rng(0).bytes(5000)
@@ -54,13 +53,6 @@ def is_decoded(file: bytes) -> bool:
 def animated(kind: str, mode: str = "L", frames: int = 1500) -> bytes:
     shades = [Image.new(mode, (16, 16), (n % 251,) * len(mode)) for n in range(frames)]
     return encoded(shades[0], kind, save_all=True, append_images=shades[1:])
-
-
-def zipped() -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("page.html", "<script>alert(1)</script>")
-    return buffer.getvalue()
 
 
 def shades(mode: str, size: tuple[int, int] = (64, 48)) -> Image.Image:
@@ -108,7 +100,8 @@ def test_unusual_images_are_decoded(make: Callable[[], bytes]) -> None:
         lambda: encoded(Image.new("L", (1300, 1300)), "gif"),
         lambda: encoded(Image.new("RGB", (1300, 1300)), "webp"),
         lambda: encoded(Image.new("L", (1300, 1300)), "bmp"),
-        lambda: JPEG.replace(b"\x00\x30\x00\x40", b"\x4e\x20\x4e\x20", 1),  # 20,000 x 20,000
+        lambda: LARGE_JPEG,
+        lambda: LARGE_JPEG[:2] + b"\xff" + LARGE_JPEG[2:],  # a fill byte, which libjpeg accepts
         lambda: jpeg_of_scans(64, 64, 150),
         lambda: jpeg_of_scans(64, 64, 150).replace(b"\xff\xda", b"\xff\x01\xff\xda"),
         lambda: gif((65_535, 65_535), (16, 16)),
@@ -133,7 +126,7 @@ def test_decompression_bombs_are_rejected(make: Callable[[], bytes]) -> None:
         b"<svg xmlns='http://www.w3.org/2000/svg'><image href='http://a.b/c'/></svg>",
         b"%PDF-1.4\n" + JPEG,
         b"%!PS-Adobe-3.0 EPSF-3.0\n(/etc/passwd) run",
-        zipped() + PNG,
+        b"PK\x03\x04" + PNG,
         b"GIF89a/*" + b"\0" * 20 + b"*/=1;alert(1)",
         b"II*\0\x08\0\0\0" + b"\0" * 100,
         b"\0\0\0\x1cftypavif" + b"\0" * 100,
@@ -161,4 +154,4 @@ def test_an_image_truncated_at_any_byte_is_decoded_or_rejected(kind: str, mode: 
     for length in {*range(1, 64), *range(64, len(file), max(1, len(file) // 30))}:
         is_decoded(file[:length])  # any other exception is a bug
     assert is_decoded(file)
-    assert not is_decoded(file[: len(file) // 3])
+    assert not is_decoded(file[: int(len(file) * (0.3 if kind == "gif" else 0.9))])

@@ -39,16 +39,6 @@ def test_the_exif_orientation_is_applied() -> None:
     assert np.abs(turned.astype(int) - np.rot90(image, -1)).mean() < 6
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP"])
-@pytest.mark.parametrize("share", [0.5, 0.9])
-def test_a_truncated_image_raises_without_printing(
-    kind: str, share: float, capfd: pytest.CaptureFixture[str]
-) -> None:
-    data = encoded(Image.fromarray(smooth(80, 80)), kind)
-    with pytest.raises(ValueError, match="image"):
-        decode(data[: int(len(data) * share)], 3)
-
-
 @pytest.mark.parametrize(
     ("kind", "mode"),
     [("PNG", "RGBA"), ("PNG", "LA"), ("PNG", "P"), ("WEBP", "RGBA"), ("GIF", "RGBA")],
