@@ -101,22 +101,12 @@ def test_the_coarse_class_becomes_the_path(cifar100: Path) -> None:
     assert attributes == [{"path": COARSE[i]} for i in ABOVE]
 
 
-@pytest.mark.parametrize("inner", ["", "cifar-100-binary"])
-def test_a_folder_gives_the_same_samples_as_the_archive(
-    cifar100: Path, tmp_path: Path, inner: str
-) -> None:
-    folder = tmp_path / "unpacked" / inner
-    folder.mkdir(parents=True)
+def test_a_folder_gives_the_same_samples_as_the_archive(cifar100: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "unpacked"
+    folder.mkdir()
     for name, data in hundred().items():
         (folder / name).write_bytes(data)
-    source = Cifar100(tmp_path / "unpacked")
-    assert source.describe() == Cifar100(cifar100).describe()
-
-
-def test_a_truncated_archive_raises(cifar100: Path) -> None:
-    content = cifar100.read_bytes()
-    cifar100.write_bytes(content[: len(content) // 2])
-    assert "is damaged, or not a tar archive" in error_of(Cifar100, cifar100)
+    assert Cifar100(folder).describe() == Cifar100(cifar100).describe()
 
 
 @pytest.mark.parametrize(
