@@ -102,15 +102,9 @@ def test_shards_contain_only_the_selected_languages(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (
-            {"languages": ("en", "xx")},
-            "language 'xx' is not supported by the emoji library: choose from en, ",
-        ),
+        ({"languages": ("en", "xx")}, "language 'xx' is not supported by the emoji library"),
         ({"languages": ("en", "fr")}, "pass some, but not all, of --languages"),
-        (
-            {"languages": ("it",), "test_languages": ("it",)},
-            "pass some, but not all, of --languages",
-        ),
+        ({"languages": ("it",), "test_languages": ("it",)}, "pass some, but not all"),
     ],
 )
 def test_invalid_parameters_raise(wrong: dict, message: str) -> None:
