@@ -2,22 +2,11 @@
 
 from pathlib import Path
 
-import numpy as np
-
 from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest
 from tests.data.conftest import kway_shard, write_image
 
 ZWJ = "\u200d"
-
-
-def word2vec(path: Path, words: dict[str, list[float]]) -> Path:
-    dim = len(next(iter(words.values())))
-    content = f"{len(words)} {dim}\n".encode()
-    for word, vector in words.items():
-        content += f"{word} ".encode() + np.array(vector, "<f4").tobytes()
-    path.write_bytes(content)
-    return path
 
 
 def tweets(folder: Path, *texts: str) -> Path:
@@ -34,7 +23,8 @@ def vectors(folder: Path) -> dict[str, list[float]]:
 def test_vectors_of_emoji_are_found_for_any_variation_tone_or_sequence(
     tmp_path: Path,
 ) -> None:
-    file = word2vec(tmp_path / "e.bin", {"❤️": [1, 0], "☀": [0, 1], "🤷": [3, 3], "👍": [5, 5]})
+    file = tmp_path / "e.txt"
+    file.write_text("❤️ 1 0\n☀ 0 1\n🤷 3 3\n👍 5 5\n", encoding="utf-8")
     texts = ("a ❤", "b ☀️", f"c 🤷🏽{ZWJ}♀️", "d 👍🏿", "e 🔥")
     options = ("-o", tmp_path / "out", "--vectors", file, "--test-fraction", 0)
     done = kway_shard("tweets", tweets(tmp_path, *texts), *options)
