@@ -3,10 +3,13 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from data.inspection.verify import Damage, damages
+from data.messages import silent
 from data.shards.index import ShardIndex, index_path, parse_index
 from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
@@ -42,6 +45,11 @@ def error_of(kind: Callable[[Path], Source], path: Path) -> str:
     assert str(path) in str(error.value)
     assert not out.exists()
     return str(error.value)
+
+
+def damage_of(shards: Path | str, **options: Any) -> list[Damage]:
+    """Return all damage that `kway shard verify` finds."""
+    return list(damages(shards, silent, **options))
 
 
 def read(shards: Path, split: str = "train") -> dict[bytes, str]:

@@ -8,23 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from data.inspection.verify import damages
 from data.shards import manifest
 from data.shards.manifest import CLASSES, Manifest
 from data.shards.split import open_split
 from data.skipped import SKIPPED
 from data.tars.indexing import Indexed, index_shards
-from tests.data.conftest import kway_shard, overwrite
+from tests.data.conftest import damage_of, kway_shard, overwrite
 from tests.data.foreign_tars import images, planted_shards, png, read_by_webdataset, write_tar
 
 
 def keys(folder: Path, split: str = "train") -> list[str]:
     with open_split(folder, split) as opened:
         return [opened.key(i) for i in range(len(opened))]
-
-
-def verified(folder: Path) -> list[str]:
-    return [damage.line for damage in damages(folder, lambda done, total: None, decode=True)]
 
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
@@ -53,7 +48,7 @@ def test_every_header_format_gives_bytes_keys_and_labels(
     with open_split(tmp_path, "train") as split:
         found = [(split.key(i), *split.read(i)) for i in range(len(split))]
     assert found == expected
-    assert verified(tmp_path) == []
+    assert damage_of(tmp_path, decode=True) == []
     read = read_by_webdataset([tmp_path / "part.tar"], monkeypatch)
     assert [sample["__key__"] for sample in read] == [key for key, *_ in expected]
 
@@ -76,7 +71,7 @@ def test_a_bad_header_costs_one_sample_where_webdataset_loses_the_rest(
     indexed = index_shards(tmp_path, skip_bad=True)
     assert len(indexed.problems) == 2
     assert keys(tmp_path) == [f"{n:05d}" for n in range(100) if n != 11]
-    assert verified(tmp_path) == []
+    assert damage_of(tmp_path, decode=True) == []
 
 
 def cut(tar: Path, member: str, *, inside: bool) -> None:
@@ -184,7 +179,7 @@ def test_labels_are_texts_json_fields_or_lines_of_the_class_file(
         (tmp_path / "names").write_text(options["classes"])
         options = {"classes": tmp_path / "names"}
     assert index_shards(tmp_path, **options).manifest.class_names == classes
-    assert verified(tmp_path) == []
+    assert damage_of(tmp_path, decode=True) == []
     with open_split(tmp_path, "train") as split:
         assert [split.classes[label].name for label in split.labels] == found
 
@@ -290,7 +285,7 @@ def test_tars_in_subfolders_are_indexed_through_links(tmp_path: Path) -> None:
     for split in ("train", "val"):
         (out / f"{split}-0.tar").symlink_to(tmp_path / "in" / split / "0.tar")
     assert by_split(index_shards(out)) == {"train": ["train-0.tar"], "test": ["val-0.tar"]}
-    assert verified(out) == []
+    assert damage_of(out, decode=True) == []
     assert not list((tmp_path / "in").rglob("*.safetensors"))
 
 
@@ -315,10 +310,10 @@ def test_indexing_again_updates_a_changed_tar(tmp_path: Path) -> None:
     write_tar(tmp_path / "0.tar", images(0, 3))
     index_shards(tmp_path)
     write_tar(tmp_path / "0.tar", images(0, 5))
-    assert len(verified(tmp_path)) == 1
+    assert len(damage_of(tmp_path, decode=True)) == 1
     index_shards(tmp_path)
     assert len(keys(tmp_path)) == 5
-    assert verified(tmp_path) == []
+    assert damage_of(tmp_path, decode=True) == []
 
 
 def test_skipped_jsonl_lists_every_problem(tmp_path: Path) -> None:

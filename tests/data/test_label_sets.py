@@ -13,7 +13,6 @@ import pytest
 from data.config import DataConfig
 from data.inspection.leaks import check_leaks
 from data.inspection.show import examples, texts
-from data.inspection.verify import damages
 from data.shards.duplicates import find_duplicates
 from data.shards.index import index_path
 from data.shards.manifest import MANIFEST, Manifest
@@ -22,7 +21,7 @@ from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
 from data.sources import generated
 from data.tars.indexing import index_shards
-from tests.data.conftest import kway_shard, open_index
+from tests.data.conftest import damage_of, kway_shard, open_index
 from tests.data.foreign_tars import (
     Planted,
     planted_shards,
@@ -37,10 +36,6 @@ from tests.data.rank_batches import sample_labels
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return planted_shards(tmp_path_factory.mktemp("sets") / "out", {}, sets=True)
-
-
-def verified(folder: Path) -> list[str]:
-    return [damage.line for damage in damages(folder, lambda done, total: None)]
 
 
 def write_texts(folder: Path, samples: list[tuple[Any, ...]], **options: Any) -> Manifest:
@@ -124,18 +119,19 @@ def test_an_index_of_sets_has_4_more_bytes_per_label(sets: Path) -> None:
 
 def test_verify_finds_a_set_that_differs_and_labels_out_of_range(tmp_path: Path) -> None:
     shards = planted_shards(tmp_path / "out", {}, sets=True)
-    assert verified(shards) == []
+    assert damage_of(shards) == []
     shard = shards / "train-000000.tar"
     index = open_index(shard)
     row = next(row for row in range(10) if index.labels_of(row) == [0, 1])
     content = bytearray(shard.read_bytes())
     content[int(index.blocks[row, 1]) * 512] = ord("2")
     shard.write_bytes(content)
-    assert any("cls differs from the label in the index, 0 1" in line for line in verified(shards))
+    (_, of_sample) = damage_of(shards)
+    assert "cls differs from the label in the index, 0 1" in of_sample.line
     manifest = Manifest.read(shards)
     fewer = manifest.model_copy(update={"classes": manifest.classes.of_names(["a", "b"])})
     (shards / MANIFEST).write_bytes(fewer.to_bytes())
-    assert any("has label 2, but there are only 2 classes" in line for line in verified(shards))
+    assert any("has label 2, but there are only 2 classes" in one.line for one in damage_of(shards))
     with pytest.raises(ValueError, match="has label 2, but the manifest has 2 classes"):
         open_split(shards, "train")
 
@@ -179,7 +175,7 @@ def test_tars_with_lists_of_labels_are_indexed(tmp_path: Path) -> None:
     done = kway_shard("index", tmp_path, "--label-field", "of", "--label-sets")
     assert done.exit_code == 0, done.output
     assert read_names(tmp_path) == {"t0": ["cat", "dog"], "t1": [], "t2": ["dog"], "t3": ["cat"]}
-    assert verified(tmp_path) == []
+    assert damage_of(tmp_path) == []
     (tmp_path / "names.txt").write_text("dog\ncat\n")
     index_shards(tmp_path, label_field="of", label_sets=True, classes=tmp_path / "names.txt")
     assert read_names(tmp_path)["t0"] == ["dog", "cat"]

@@ -10,7 +10,6 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save, save_file
 
-from data.inspection.verify import damages
 from data.shards.index import FORMAT, FORMAT_OF_SETS, _crc32, index_path
 from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest
@@ -18,7 +17,7 @@ from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
 from data.sources import EmojiNames
 from data.tars.indexing import index_shards
-from tests.data.conftest import open_index
+from tests.data.conftest import damage_of, open_index
 from tests.faults.sitecustomize import error
 
 
@@ -163,14 +162,14 @@ def test_label_vectors_that_do_not_match_the_class_list_raise(copy: Path) -> Non
 
 
 def test_damaged_label_vectors_raise_and_the_writer_replaces_them(tmp_path: Path) -> None:
-    source = EmojiNames(languages=("en",), test_languages=())
+    source = EmojiNames(9, languages=("en",), test_languages=())
     manifest = write_shards(source, tmp_path, workers=0).manifest
     path = tmp_path / "label_vectors.safetensors"
     whole = path.read_bytes()
     path.write_bytes(whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:])
     with pytest.raises(ValueError, match=f"{path} does not match the manifest"):
         load_label_vectors(tmp_path, manifest)
-    (damage,) = damages(tmp_path, lambda done, total: None, workers=0)
+    (damage,) = damage_of(tmp_path)
     assert damage.kind == "label vectors"
     assert not write_shards(source, tmp_path, workers=0).complete_before
     assert path.read_bytes() == whole

@@ -10,8 +10,6 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from data.inspection.verify import damages
-from data.messages import silent
 from data.shards import manifest
 from data.shards.manifest import MANIFEST, Manifest
 from data.shards.split import open_split
@@ -19,7 +17,7 @@ from data.shards.writing.output import UNFINISHED
 from data.shards.writing.writer import write_shards
 from data.sources import ImageFolder
 from data.sources.first_pass import work_folder
-from tests.data.conftest import kway_shard
+from tests.data.conftest import damage_of, kway_shard
 from tests.data.killed import contents
 from tests.data.s3_server import objects, s3_server
 from tests.ranks import forked
@@ -54,7 +52,7 @@ def test_shards_at_a_url_equal_local_shards(mixed: Path, tmp_path: Path, url: st
     with open_split(url, "test") as split, open_split(tmp_path / "out", "test") as expected:
         samples = range(len(split))
         assert [split.read(i) for i in samples] == [expected.read(i) for i in samples]
-    assert list(damages(url, silent, workers=0)) == []
+    assert damage_of(url) == []
 
 
 def test_a_long_class_list_is_written_and_read_at_a_url(

@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from data.inspection.verify import damages
-from data.messages import silent
 from data.shards.manifest import MANIFEST
 from data.shards.writing.writer import write_shards
 from data.sources import ImageFolder
 from data.tars.indexing import index_shards
 from tests.data import ray_jobs
-from tests.data.conftest import write_image
+from tests.data.conftest import damage_of, write_image
 from tests.data.killed import contents
 from tests.data.ray_cluster import RayCluster, ray_cluster
 from tests.data.ray_jobs import Driver, Numbers
@@ -136,7 +134,7 @@ def test_a_wrong_token_is_an_error_that_names_the_fix(cluster: RayCluster, tmp_p
 def _index_and_verify(folder: Path, ray: str | None) -> None:
     index_shards(folder, ray=ray, workers=None if ray else 0)
     (folder / "train-000001.tar").unlink()
-    found = damages(folder, silent, ray=ray, workers=None if ray else 0)
+    found = damage_of(folder, ray=ray, workers=None if ray else 0)
     (folder / "damage").write_text("\n".join(one.line.replace(str(folder), "") for one in found))
 
 

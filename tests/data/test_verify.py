@@ -5,19 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from data.inspection.verify import Damage, damages
+from data.inspection.verify import Damage
 from data.shards.index import index_path
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
 from data.tars.indexing import index_shards
-from tests.data.conftest import open_index, overwrite
+from tests.data.conftest import damage_of, open_index, overwrite
 from tests.data.foreign_tars import bomb, planted_shards, png, write_tar
 
 FIRST = "train-000000.tar"
-
-
-def found(folder: Path, **options: object) -> list[Damage]:
-    return list(damages(folder, lambda done, total: None, **options))
 
 
 def kinds(found: list[Damage]) -> Counter[str]:
@@ -28,18 +24,12 @@ def kinds(found: list[Damage]) -> Counter[str]:
     return counts
 
 
-def test_intact_shards_have_no_damage(copy: Path) -> None:
-    progress: list[tuple[int, int]] = []
-    assert list(damages(copy, lambda *report: progress.append(report), decode=True)) == []
-    assert progress[-1] == (42, 42)
-
-
 def test_a_flipped_byte_of_an_image_is_reported_with_its_key(copy: Path) -> None:
     with open_split(copy, "train") as split:
         key = split.key(3)
     index = open_index(copy / FIRST)
     overwrite(copy / FIRST, int(index.blocks[3, 0]) * 512 + 5, b"\0\0")
-    shard, sample = found(copy)
+    shard, sample = damage_of(copy)
     assert (shard.kind, sample.kind) == ("shard", "bytes")
     assert f"{copy / FIRST} was changed: its SHA-256" in shard.line
     assert f"{FIRST}: {key}: its checksum does not match" in sample.line
@@ -48,8 +38,8 @@ def test_a_flipped_byte_of_an_image_is_reported_with_its_key(copy: Path) -> None
 def test_a_changed_label_is_reported(copy: Path) -> None:
     index = open_index(copy / FIRST)
     overwrite(copy / FIRST, int(index.blocks[2, 1]) * 512, b"9")
-    assert kinds(found(copy)) == {"shard": 1, "label": 1}
-    assert ".cls differs from the label" in found(copy)[1].line
+    assert kinds(damage_of(copy)) == {"shard": 1, "label": 1}
+    assert ".cls differs from the label" in damage_of(copy)[1].line
 
 
 def test_a_flipped_byte_outside_the_samples_is_found(copy: Path) -> None:
@@ -57,7 +47,7 @@ def test_a_flipped_byte_outside_the_samples_is_found(copy: Path) -> None:
     for offset in (3, (int(index.blocks[4, 0]) - 1) * 512, (copy / FIRST).stat().st_size - 1):
         before = (copy / FIRST).read_bytes()
         overwrite(copy / FIRST, offset, b"\xff")
-        assert kinds(found(copy)) == {"shard": 1}
+        assert kinds(damage_of(copy)) == {"shard": 1}
         (copy / FIRST).write_bytes(before)
 
 
@@ -66,34 +56,27 @@ def test_a_truncated_shard_is_reported_with_every_lost_sample(copy: Path) -> Non
     content = (copy / FIRST).read_bytes()
     # Truncate in the middle of sample 6, whose label precedes it.
     (copy / FIRST).write_bytes(content[: int(index.blocks[6, 0]) * 512 + 7])
-    lost = found(copy)
+    lost = damage_of(copy)
     assert kinds(lost) == {"shard": 1, "bytes": 1, "label": 3}
     assert f"of {len(content):,} bytes" in lost[0].line
     assert "(the file ends before it)" in lost[1].line
     assert len(lost) == 5
 
 
-def test_a_missing_shard_is_reported_with_its_number_of_samples(copy: Path) -> None:
-    (copy / FIRST).unlink()
-    (lost,) = found(copy)
-    assert lost.kind == "missing shard"
-    assert lost.line == f"{copy / FIRST} is missing: 10 samples are lost"
-
-
 def test_damage_to_the_index_does_not_hide_damage_to_the_shard(copy: Path) -> None:
     index_path(copy / FIRST).write_bytes(index_path(copy / "train-000001.tar").read_bytes())
-    assert kinds(found(copy)) == {"index": 1}
+    assert kinds(damage_of(copy)) == {"index": 1}
     overwrite(copy / FIRST, 600, b"\1")
-    assert kinds(found(copy)) == {"index": 1, "shard": 1}
+    assert kinds(damage_of(copy)) == {"index": 1, "shard": 1}
     index_path(copy / FIRST).unlink()
-    assert kinds(found(copy)) == {"index": 1, "shard": 1}
+    assert kinds(damage_of(copy)) == {"index": 1, "shard": 1}
 
 
 @pytest.mark.parametrize("bad", [bomb(), png(1)[:200]])
 def test_images_that_were_written_damaged_are_found_by_decoding(tmp_path: Path, bad: bytes) -> None:
     shards = planted_shards(tmp_path / "out", {7: bad})
-    assert found(shards) == []
-    (lost,) = found(shards, decode=True)
+    assert damage_of(shards) == []
+    (lost,) = damage_of(shards, decode=True)
     assert lost.kind == "image"
     assert "00007: " in lost.line
 
@@ -105,7 +88,7 @@ def test_a_text_that_is_not_utf8_is_found(tmp_path: Path) -> None:
         members += [(f"{number}.txt", text), (f"{number}.cls", b"0")]
     write_tar(tmp_path / "a.tar", members)
     index_shards(tmp_path)
-    lost = found(tmp_path)
+    lost = damage_of(tmp_path)
     assert [damage.kind for damage in lost] == ["text", "text"]
     assert "a.tar: 2: invalid UTF-8 at byte 4" in lost[0].line
 
@@ -114,7 +97,7 @@ def test_control_characters_in_a_key_are_escaped(tmp_path: Path) -> None:
     members = [("a\n\x1b[31m\u202eb.txt", b"bad \xff"), ("a\n\x1b[31m\u202eb.cls", b"0")]
     write_tar(tmp_path / "a.tar", members)
     index_shards(tmp_path)
-    (lost,) = found(tmp_path)
+    (lost,) = damage_of(tmp_path)
     assert "a.tar: aU+000AU+001B[31mU+202Eb: invalid UTF-8" in lost.line
     with open_split(tmp_path, "train") as split, pytest.raises(ValueError, match="aU\\+000A"):
         split.text(0)
@@ -127,7 +110,7 @@ def test_an_out_of_range_label_is_reported(copy: Path) -> None:
     manifest = Manifest.read(copy)
     fewer = Manifest.model_validate(manifest.model_dump() | {"classes": manifest.classes[:3]})
     (copy / "manifest.json").write_bytes(fewer.to_bytes())
-    lost = found(copy)
+    lost = damage_of(copy)
     with open_split(copy, "train", max_bad_labels=99) as split:
         bad = [split.key(int(i)) for i in (split.labels == 3).nonzero()[0]]
     assert len(bad) > 3
@@ -143,7 +126,7 @@ def test_damaged_samples_beyond_the_limit_are_counted(
     for row in range(4):
         index = open_index(copy / FIRST)
         overwrite(copy / FIRST, int(index.blocks[row, 0]) * 512 + 5, b"\0\0")
-    some = found(copy)
+    some = damage_of(copy)
     assert kinds(some) == {"shard": 1, "bytes": 4}
     assert len(some) == 4
     assert "2 more damaged" in some[-1].line
@@ -152,4 +135,4 @@ def test_damaged_samples_beyond_the_limit_are_counted(
 def test_the_damage_found_does_not_depend_on_the_number_of_processes(copy: Path) -> None:
     overwrite(copy / FIRST, 700, b"\1")
     (copy / "train-000001.tar").unlink()
-    assert found(copy, workers=2, decode=True) == found(copy, workers=0, decode=True) != []
+    assert damage_of(copy, workers=2, decode=True) == damage_of(copy, workers=0, decode=True) != []

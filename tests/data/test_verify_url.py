@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from data.inspection.verify import Damage, damages
+from data.inspection.verify import Damage
 from data.retry import RetriesExhaustedError
 from data.shards.index import index_path
 from data.shards.manifest import Manifest
 from data.shards.writing.writer import write_shards
 from data.sources import EmojiNames
-from tests.data.conftest import kway_shard, open_index, overwrite
+from tests.data.conftest import damage_of, kway_shard, open_index, overwrite
 from tests.data.file_server import FileServer, serving
 
 FIRST = "train-000000.tar"
@@ -23,18 +23,8 @@ def server(copy: Path) -> Iterator[FileServer]:
         yield files
 
 
-def found(folder: Path | str, **options: object) -> list[Damage]:
-    return list(damages(folder, lambda done, total: None, **options))
-
-
 def append(path: Path, content: bytes) -> None:
     path.write_bytes(path.read_bytes() + content)
-
-
-def truncate(folder: Path) -> None:
-    index = open_index(folder / FIRST)
-    content = (folder / FIRST).read_bytes()
-    (folder / FIRST).write_bytes(content[: int(index.blocks[6, 0]) * 512 + 7])
 
 
 def flip(folder: Path) -> None:
@@ -44,7 +34,6 @@ def flip(folder: Path) -> None:
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "nothing": lambda folder: None,
     "bytes": flip,
-    "truncated": truncate,
     "missing": lambda folder: (folder / FIRST).unlink(),
     "damaged index": lambda folder: overwrite(index_path(folder / FIRST), 300, b"x" * 9),
     "missing index": lambda folder: index_path(folder / FIRST).unlink(),
@@ -58,8 +47,10 @@ def test_every_damage_is_reported_as_in_a_local_folder(
     monkeypatch.setenv("HOME", str(tmp_path))
     DAMAGE[damage](copy)
     url = f"file://{copy}"
-    at_url = [Damage(one.kind, one.line.replace(url, str(copy)), one.count) for one in found(url)]
-    assert at_url == found(copy)
+    at_url = [
+        Damage(one.kind, one.line.replace(url, str(copy)), one.count) for one in damage_of(url)
+    ]
+    assert at_url == damage_of(copy)
     assert bool(at_url) == (damage != "nothing")
     assert not (tmp_path / ".cache").exists()
 
@@ -67,15 +58,15 @@ def test_every_damage_is_reported_as_in_a_local_folder(
 def test_label_vectors_at_a_url_are_verified(tmp_path: Path) -> None:
     folder = tmp_path / "names"
     write_shards(EmojiNames(9, ("en", "fr"), ("fr",)), folder, workers=0)
-    assert found(f"file://{folder}") == []
+    assert damage_of(f"file://{folder}") == []
     append(folder / "label_vectors.safetensors", b"x")
-    (damage,) = found(f"file://{folder}")
+    (damage,) = damage_of(f"file://{folder}")
     assert damage.kind == "label vectors"
 
 
 def test_a_forbidden_shard_is_listed_as_damage(server: FileServer) -> None:
     server.failures = {FIRST: [403]}
-    (damage,) = found(server.url)
+    (damage,) = damage_of(server.url)
     assert f"{server.url}/{FIRST} cannot be read (403 Forbidden)" in damage.line
 
 
@@ -85,7 +76,7 @@ def test_a_server_that_fails_raises_because_the_shards_may_be_intact(
     monkeypatch.setattr("data.retry._LONGEST_SECONDS", 0.0)
     server.failures = {FIRST: [503] * 99}
     with pytest.raises(RetriesExhaustedError, match=f"{server.url}/{FIRST}: .*8 attempts"):
-        found(server.url)
+        damage_of(server.url)
 
 
 def test_a_download_ends_at_the_limit_and_the_shard_is_reported(
@@ -93,7 +84,7 @@ def test_a_download_ends_at_the_limit_and_the_shard_is_reported(
 ) -> None:
     largest = max(shard.bytes for shard in Manifest.read(copy).shards)
     (copy / FIRST).write_bytes(bytes(4 * largest))
-    (damage,) = found(server.url)
+    (damage,) = damage_of(server.url)
     assert f"{server.url}/{FIRST} does not match the manifest (it has more than" in damage.line
 
 
