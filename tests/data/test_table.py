@@ -89,16 +89,17 @@ def test_a_bad_image_raises_an_error_that_states_the_fix(
     ("content", "options", "message"),
     [
         ("t,y\na,b\n", {}, r"either texts \(--text\) or images \(--image\)"),
-        ("t,y\na,b\n", {"text": "t", "image": "t"}, "pass the column of either texts"),
         ("t,y\na,b\n", {"text": "x"}, r"a\.csv: column 'x' does not exist: choose from t, y"),
         ("t,y\na,b\nc,b\n", {"text": "t"}, "found 1 classes with training samples"),
         ("t,y\na,b,c\n", {"text": "t"}, r"line 2: the row has 3 cells, but the first line has 2"),
         ("t,y\na,b\n", {"text": "t", "split": "y"}, "0 classes|has no training samples"),
+        ("t,y\na,b\n", {"text": "t", "quality": 90}, "--quality: supported only for tables of im"),
         (
             "t,y\na,b\n",
-            {"text": "t", "test_fraction": 1},
-            "test_fraction\n  Input should be less than 1",
+            {"text": "t", "split": "y", "test_fraction": 0.2},
+            "--test-fraction: cannot be combined with --split",
         ),
+        ("t,y,z\na,b,c\n", {"text": "t", "label": "y, z"}, "'y, z' does not exist: pass --label-s"),
     ],
 )
 def test_invalid_tables_and_options_raise(
@@ -106,30 +107,7 @@ def test_invalid_tables_and_options_raise(
 ) -> None:
     (tmp_path / "a.csv").write_text(content)
     with pytest.raises(ValueError, match=message):
-        Table((tmp_path / "a.csv",), tmp_path / "work", "y", **options).splits()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            ("--quality", 90, "--skip-bad"),
-            "--quality, --skip-bad: supported only for tables of images",
-        ),
-        (
-            ("--split", "s", "--test-fraction", 0.2),
-            "--test-fraction: cannot be combined with --split",
-        ),
-    ],
-)
-def test_options_for_another_kind_of_table_raise(
-    tmp_path: Path, options: tuple[object, ...], message: str
-) -> None:
-    (tmp_path / "a.csv").write_text("text,label,s\na,1,train\nb,2,train\n")
-    named = ("--text", "text", "--label", "label", "-o", tmp_path / "out")
-    failed = kway_shard("table", tmp_path / "a.csv", *named, *options)
-    assert isinstance(failed.exception, ValueError)
-    assert message in str(failed.exception)
+        Table((tmp_path / "a.csv",), tmp_path / "work", **{"label": "y", **options}).splits()
 
 
 @pytest.mark.parametrize(
@@ -158,14 +136,6 @@ def test_joined_labels_without_a_separator_raise_in_tables_but_not_in_lists(tmp_
         test_fraction=0, label_sets=True,
     )  # fmt: skip
     assert [info.name for info in source.classes()] == ["x", "x, y", "y"]
-
-
-def test_several_columns_without_label_sets_raise_an_error_that_states_the_option(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "a.csv").write_text("t,one,two\na,x,y\n")
-    with pytest.raises(ValueError, match="'one, two' does not exist: pass --label-sets"):
-        Table((tmp_path / "a.csv",), tmp_path / "work", "one, two", text="t")
 
 
 def write_rows(folder: Path, kind: str, rows: list[tuple[str, list[str] | None]]) -> Path:
