@@ -49,13 +49,6 @@ def samples(channels: int, augment: AugmentConfig, number: int = 60) -> list[np.
     return made
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_only_crop_and_flip_are_enabled_by_default(channels: int) -> None:
-    plain = for_evaluation(photo(channels), image(channels))
-    for pixels in samples(channels, AugmentConfig(**STILL), 20):
-        assert np.array_equal(pixels, plain)
-
-
 @pytest.mark.parametrize(
     ("part", "changed"),
     [
@@ -154,9 +147,10 @@ def test_rand_augment_draws_operations_and_signs_uniformly(
     [
         ({"colour": {}}, "set brightness, contrast, saturation or hue"),
         ({"mix": {}}, "set mixup_alpha or cutmix_alpha"),
+        ({"pad": 4}, r"pad is 4 and crop_area is \[0.08, 1.0\]"),
     ],
 )
-def test_an_augmentation_without_effect_raises(wrong: dict, remedy: str) -> None:
+def test_invalid_augmentations_raise(wrong: dict, remedy: str) -> None:
     with pytest.raises(ValueError, match=remedy):
         AugmentConfig.model_validate(wrong)
 
@@ -179,11 +173,6 @@ def test_pad_shifts_by_every_offset_up_to_its_value(channels: int) -> None:
         assert len(matches) == 1
         seen.add(matches[0])
     assert len(seen) == 25
-
-
-def test_crop_area_and_pad_are_mutually_exclusive() -> None:
-    with pytest.raises(ValueError, match=r"pad is 4 and crop_area is \[0.08, 1.0\]"):
-        AugmentConfig(pad=4)
 
 
 class Returning(CustomAugmentation):
