@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from data.shards import manifest
-from data.shards.manifest import CLASSES, Manifest
+from data.shards.manifest import Manifest
 from data.shards.split import open_split
 from data.skipped import SKIPPED
 from data.tars.indexing import Indexed, index_shards
@@ -340,16 +339,3 @@ def test_a_tar_name_that_is_invalid_in_a_manifest_raises(tmp_path: Path, name: s
         index_shards(tmp_path)
     assert "\n" not in str(caught.value)
     assert "\x1b" not in str(caught.value)
-
-
-def test_a_long_class_list_of_indexed_tars_is_a_file_until_it_is_short(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_tar(tmp_path / "part.tar", images(0, 3))
-    monkeypatch.setattr(manifest, "MAX_INLINE_CLASSES", 2)
-    assert index_shards(tmp_path).manifest.class_file is not None
-    assert Manifest.read(tmp_path).class_names == ["0", "1", "2"]
-    monkeypatch.undo()
-    index_shards(tmp_path)
-    assert Manifest.read(tmp_path).class_names == ["0", "1", "2"]
-    assert not (tmp_path / CLASSES).exists()
