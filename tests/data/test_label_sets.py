@@ -218,22 +218,6 @@ def test_show_check_and_duplicates_read_sets(tmp_path: Path) -> None:
     assert (found["test"].in_training, found["test"].other_class) == (2, 1)
 
 
-def test_a_program_writes_sets(tmp_path: Path) -> None:
-    images = [
-        (png(number), ["even"] * (number % 2 == 0) + ["low"] * (number < 4)) for number in range(8)
-    ]
-    manifest = generated.write_shards(
-        images, tmp_path / "out", label_sets=True, original=True, test_fraction=0, workers=0
-    )
-    assert manifest.class_names == ("even", "low")
-    assert sum(shard.labels for shard in manifest.shards) == 8
-    with open_split(tmp_path / "out", "train") as split:
-        found = {split.read(i)[0]: split.read(i)[2].tolist() for i in range(8)}
-    assert found == {
-        data: [("even", "low").index(name) for name in sorted(names)] for data, names in images
-    }
-
-
 @pytest.mark.parametrize(
     ("samples", "options", "message"),
     [
