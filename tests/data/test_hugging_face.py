@@ -94,11 +94,6 @@ def test_split_folders_are_not_classes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "options", "message"),
     [
-        (
-            {"label": (Value("int64"), [1, 2])},
-            {},
-            "pass the column as --image-column or",
-        ),
         ({"label": (Value("int64"), [1, 2])}, {"text_column": "b"}, "column 'b' does not exist"),
         (
             {"label": (Sequence(Value("int64")), [[1], [2]])},
