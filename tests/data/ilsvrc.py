@@ -63,10 +63,10 @@ def training_tar(classes: Mapping[str, Files]) -> bytes:
     return tar({f"{wnid}.tar": tar(files) for wnid, files in classes.items()})
 
 
-def meta_mat(synsets: Iterable[tuple] = SYNSETS, fields: tuple[str, ...] = FIELDS) -> bytes:
+def meta_mat(synsets: Iterable[tuple] = SYNSETS) -> bytes:
     """Return a struct array [N, 1] of cells, as MATLAB writes it. `children` of leaves is empty."""
     rows = list(synsets)
-    table = np.empty((len(rows), 1), dtype=[(name, object) for name in fields])
+    table = np.empty((len(rows), 1), dtype=[(name, object) for name in FIELDS])
     for i, (wnid, words, gloss, children, images) in enumerate(rows):
         row = {
             "ILSVRC2012_ID": float(i + 1),
@@ -78,7 +78,7 @@ def meta_mat(synsets: Iterable[tuple] = SYNSETS, fields: tuple[str, ...] = FIELD
             "wordnet_height": float(bool(children)),
             "num_train_images": float(images),
         }
-        table[i, 0] = tuple(row[name] for name in fields)
+        table[i, 0] = tuple(row[name] for name in FIELDS)
     buffer = io.BytesIO()
     savemat(buffer, {"synsets": table}, do_compression=True)
     return buffer.getvalue()
