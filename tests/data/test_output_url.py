@@ -121,13 +121,6 @@ def test_two_runs_of_the_same_source_write_the_same_objects(
     assert objects(url) == contents(tmp_path / "out")
 
 
-def test_a_url_with_other_objects_raises(mixed: Path, url: str) -> None:
-    fsspec.filesystem("s3").pipe_file(f"{url}/thesis.tex", b"precious")
-    with pytest.raises(ValueError, match=r"set is not empty \(it contains thesis.tex\)"):
-        write(ImageFolder(mixed, skip_bad=True), url)
-    assert objects(url) == {"thesis.tex": b"precious"}
-
-
 def test_a_url_with_characters_of_patterns_leaves_other_folders_unchanged(
     mixed: Path, url: str
 ) -> None:
