@@ -36,16 +36,6 @@ def on_ray(cluster: RayCluster, tmp_path: Path, source, out: Path | str, **optio
     return Driver(cluster, tmp_path, ray_jobs.write, source, out, options)
 
 
-def test_ray_workers_write_the_same_bytes(cluster: RayCluster, mixed: Path, tmp_path: Path) -> None:
-    source = ImageFolder(mixed, skip_bad=True)
-    options = {"ignored": source.skipped()}
-    local = write_shards(source, tmp_path / "local", samples_per_shard=10, workers=1, **options)
-    assert local.num_skipped == 4
-    cluster.resize(3)
-    assert on_ray(cluster, tmp_path, source, tmp_path / "out", **options).finish() == ""
-    assert contents(tmp_path / "out") == contents(tmp_path / "local")
-
-
 @pytest.mark.parametrize(
     ("victim", "out"),
     [
