@@ -368,10 +368,7 @@ def retries(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 # If the server closes the connection without a response, the HTTP library itself retries once.
-FAILURES = [(503, 1), (429, 1), ("cut", 1), ("hang up", 2)]
-
-
-@pytest.mark.parametrize(("failure", "requests"), FAILURES)
+@pytest.mark.parametrize(("failure", "requests"), [(503, 1), (429, 1), ("cut", 1), ("hang up", 2)])
 def test_transient_failures_are_retried_and_logged(
     failure: int | str,
     requests: int,
