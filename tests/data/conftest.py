@@ -15,6 +15,7 @@ from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
 from data.sources import Glyphs, ImageFolder, Source
 from launch.commands.shard import app
+from tests.data.foreign_tars import planted_shards
 from tests.noise_images import image
 
 
@@ -77,6 +78,12 @@ def shards(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = ImageFolder(images, test_fraction=0.2)
     write_shards(source, folder, samples_per_shard=10, workers=1)
     return folder
+
+
+@pytest.fixture(scope="session")
+def label_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write 30 images with sets of labels to 3 shards."""
+    return planted_shards(tmp_path_factory.mktemp("label-sets") / "out", {}, sets=True)
 
 
 @pytest.fixture

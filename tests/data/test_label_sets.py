@@ -33,11 +33,6 @@ from tests.data.foreign_tars import (
 from tests.data.rank_batches import sample_labels
 
 
-@pytest.fixture(scope="module")
-def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return planted_shards(tmp_path_factory.mktemp("sets") / "out", {}, sets=True)
-
-
 def write_texts(folder: Path, samples: list[tuple[Any, ...]], **options: Any) -> Manifest:
     options = {"modality": "text", "label_sets": True, "workers": 0, "test_fraction": 0} | options
     return generated.write_shards(samples, folder, **options)
@@ -51,13 +46,13 @@ def read_names(folder: Path, split: str = "train") -> dict[str, list[str]]:
 
 
 def test_a_set_is_stored_in_ascending_order_and_read_with_its_sample(
-    sets: Path, monkeypatch: pytest.MonkeyPatch
+    label_sets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    manifest = Manifest.load(sets)
+    manifest = Manifest.load(label_sets)
     assert manifest.label_sets
-    assert json.loads((sets / MANIFEST).read_bytes())["format_version"] == 4
-    theirs = read_by_webdataset(sorted(sets.glob("*.tar")), monkeypatch)
-    with open_split(sets, "train") as split:
+    assert json.loads((label_sets / MANIFEST).read_bytes())["format_version"] == 4
+    theirs = read_by_webdataset(sorted(label_sets.glob("*.tar")), monkeypatch)
+    with open_split(label_sets, "train") as split:
         flat = []
         for i, sample in enumerate(theirs):
             expected = set_of(int(sample["__key__"]))
@@ -107,10 +102,10 @@ def test_a_source_must_not_mix_sets_and_single_labels(tmp_path: Path) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_an_index_of_sets_has_4_more_bytes_per_label(sets: Path) -> None:
-    index = open_index(sets / "train-000000.tar")
+def test_an_index_of_sets_has_4_more_bytes_per_label(label_sets: Path) -> None:
+    index = open_index(label_sets / "train-000000.tar")
     assert (
-        index_path(sets / "train-000000.tar").stat().st_size
+        index_path(label_sets / "train-000000.tar").stat().st_size
         < 30 * 10 + 4 * len(index.labels) + 1000
     )
     with pytest.raises(ValueError, match="labels do not fit"):
@@ -136,9 +131,7 @@ def test_verify_finds_a_set_that_differs_and_labels_out_of_range(tmp_path: Path)
         open_split(shards, "train")
 
 
-def test_sets_are_united_by_name_and_sorted_again_in_a_mixture(
-    tmp_path: Path, texts: Path, sets: Path
-) -> None:
+def test_sets_are_united_by_name_and_sorted_again_in_a_mixture(tmp_path: Path, texts: Path) -> None:
     folders = [tmp_path / "one", tmp_path / "two"]
     write_texts(folders[0], [("t0", ["b", "d"]), ("t1", []), ("t2", ["d"])])
     write_texts(folders[1], [("u0", ["a", "b", "c"]), ("u1", ["d", "a"]), ("u2", [])])
@@ -185,14 +178,14 @@ def test_tars_with_lists_of_labels_are_indexed(tmp_path: Path) -> None:
 
 
 def test_lost_files_of_a_folder_with_sets_are_written_again_by_index(
-    sets: Path, tmp_path: Path
+    label_sets: Path, tmp_path: Path
 ) -> None:
     names = tmp_path / "names.txt"
-    names.write_text("\n".join(Manifest.load(sets).class_names))
-    for tar in sets.glob("*.tar"):
+    names.write_text("\n".join(Manifest.load(label_sets).class_names))
+    for tar in label_sets.glob("*.tar"):
         (tmp_path / tar.name).write_bytes(tar.read_bytes())
     index_shards(tmp_path, classes=names, label_sets=True)
-    for tar in sets.glob("*.tar"):
+    for tar in label_sets.glob("*.tar"):
         assert index_path(tmp_path / tar.name).read_bytes() == index_path(tar).read_bytes()
 
 

@@ -19,20 +19,15 @@ from data.images.config import ImageConfig
 from data.loading.batch import Cursor
 from data.loading.loader import EvalLoader, TrainLoader
 from data.shards.split import open_split
-from tests.data.foreign_tars import planted_shards
 from tests.data.rank_batches import rank_batches, row_labels, sample_labels, set_sizes
 
 BATCH = 7
 
 
 @pytest.fixture(scope="module", params=["one label", "sets"])
-def shards(
-    request: pytest.FixtureRequest, shards: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def shards(request: pytest.FixtureRequest, shards: Path, label_sets: Path) -> Path:
     """Images with one label or with a set of labels each."""
-    if request.param == "one label":
-        return shards
-    return planted_shards(tmp_path_factory.mktemp("sets") / "out", {}, sets=True)
+    return shards if request.param == "one label" else label_sets
 
 
 class Noise(CustomAugmentation):

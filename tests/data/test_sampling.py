@@ -27,7 +27,6 @@ from data.loading.sampling import (
     training_counts,
 )
 from data.shards.split import open_split
-from tests.data.foreign_tars import planted_shards
 from tests.data.rank_batches import sample_labels
 
 SEEDS = st.integers(0, 2**63 - 1)
@@ -184,15 +183,14 @@ def test_a_sample_with_a_set_is_drawn_from_the_group_of_each_of_its_labels(
 
 @pytest.mark.parametrize("config", [{"power": 0.0}, {"power": 0.5}, {"power": 1.0}])
 def test_the_expected_counts_of_sampled_sets_are_those_of_an_epoch(
-    tmp_path: Path, config: dict[str, float]
+    label_sets: Path, config: dict[str, float]
 ) -> None:
-    shards = planted_shards(tmp_path / "out", {}, sets=True)
     settings = DataConfig(
-        shards=shards,
+        shards=label_sets,
         image=ImageConfig(size=12),
         sampling=SamplingConfig(**config, epoch_samples=3000),
     )
-    with open_split(shards, "train") as split:
+    with open_split(label_sets, "train") as split:
         indices = sampled_order(split, settings, seed=1).locate(np.arange(3000))[1]
         labels = [label for one in sample_labels(split, indices) for label in one]
         drawn = np.bincount(labels, minlength=3)

@@ -10,7 +10,6 @@ import pytest
 
 from data.config import DataConfig
 from data.loading.batch import Cursor
-from tests.data.foreign_tars import planted_shards
 from tests.data.rank_batches import opened, rank_batches, row_labels
 
 SCHEDULES = 120
@@ -51,20 +50,14 @@ def ledger(config: DataConfig, cursor: Cursor, **shape: int) -> list[list[tuple[
     ]
 
 
-@pytest.fixture(scope="module")
-def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images with sets of labels."""
-    return planted_shards(tmp_path_factory.mktemp("sets") / "out", {}, sets=True)
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("number", range(SCHEDULES))
 def test_a_random_schedule_reads_the_batches_of_one_rank(
-    shards: Path, texts: Path, sets: Path, number: int
+    shards: Path, texts: Path, label_sets: Path, number: int
 ) -> None:
     rng, kind = np.random.default_rng(number), KINDS[number % len(KINDS)]
-    settings = drawn(kind, {"images": shards, "texts": texts, "sets": sets}, rng)
+    settings = drawn(kind, {"images": shards, "texts": texts, "sets": label_sets}, rng)
     start, batch = Cursor(int(rng.integers(2**40))), int(rng.integers(1, 24))
     found: list[list[tuple[int, list[int]]]] = []
     for _ in range(int(rng.integers(2, 6))):  # each run is killed and resumed

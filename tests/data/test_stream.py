@@ -92,9 +92,8 @@ def test_every_sample_is_read_sooner_or_later_with_its_label(
 
 
 def test_tars_without_an_index_have_sets_of_labels_if_data_shards_has(
-    tmp_path: Path, eight: Path
+    tmp_path: Path, label_sets: Path
 ) -> None:
-    shards = planted_shards(tmp_path / "sets", {}, sets=True)
     lists = [("a", "[2, 0]"), ("b", "[]"), ("c", '["class 1"]')]
     members = [
         (f"{key}.{ending}", data)
@@ -102,7 +101,7 @@ def test_tars_without_an_index_have_sets_of_labels_if_data_shards_has(
         for ending, data in (("png", png(1)), ("json", f'{{"label": {label}}}'.encode()))
     ]
     write_tar(tmp_path / "a.tar", [*members, ("d.png", png(2)), ("d.cls", b"2 1")])
-    found = take(stream_loader(shards, str(tmp_path / "a.tar")), 4)
+    found = take(stream_loader(label_sets, str(tmp_path / "a.tar")), 4)
     by_key = {
         number: labels
         for batch in found
