@@ -60,6 +60,14 @@ def read(shards: Path, split: str = "train") -> dict[bytes, str]:
         return {data: opened.classes[label].name for data, _, label in found}
 
 
+def read_sets(shards: Path, split: str = "train") -> dict[str, list[str]]:
+    """Return a mapping from each text to the names of its classes."""
+    with open_split(shards, split) as opened:
+        names = opened.classes.names
+        found = [opened.text(i) for i in range(len(opened))]
+        return {text: [names[label] for label in labels] for text, labels in found}
+
+
 @pytest.fixture(scope="session")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Create four classes of 9 to 12 images, with a non-ASCII class name and dots in file names."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from data.classes.class_list import ClassInfo
-from data.shards.writing.writer import write_shards
 from data.sources import Sample, Source
 from tests.data.ray_cluster import RayCluster
 from tests.ranks import forked
@@ -75,7 +74,3 @@ def _run(
         text = f"{type(error).__name__}: {error}"
         traceback.print_exc()
     Path(errors).write_text(text)
-
-
-def write(source: Source, out: Path | str, options: dict[str, Any]) -> None:
-    write_shards(source, out, **options)

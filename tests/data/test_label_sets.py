@@ -21,7 +21,7 @@ from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
 from data.sources import generated
 from data.tars.indexing import index_shards
-from tests.data.conftest import damage_of, kway_shard, open_index
+from tests.data.conftest import damage_of, kway_shard, open_index, read_sets
 from tests.data.foreign_tars import (
     Planted,
     planted_shards,
@@ -36,13 +36,6 @@ from tests.data.rank_batches import sample_labels
 def write_texts(folder: Path, samples: list[tuple[Any, ...]], **options: Any) -> Manifest:
     options = {"modality": "text", "label_sets": True, "workers": 0, "test_fraction": 0} | options
     return generated.write_shards(samples, folder, **options)
-
-
-def read_names(folder: Path, split: str = "train") -> dict[str, list[str]]:
-    with open_split(folder, split) as opened:
-        names = [opened.classes[i].name for i in range(len(opened.classes))]
-        found = zip(range(len(opened)), sample_labels(opened, range(len(opened))), strict=True)
-        return {opened.text(i)[0]: [names[label] for label in labels] for i, labels in found}
 
 
 def test_a_set_is_stored_in_ascending_order_and_read_with_its_sample(
@@ -167,11 +160,11 @@ def test_tars_with_lists_of_labels_are_indexed(tmp_path: Path) -> None:
         index_shards(tmp_path, label_field="of")
     done = kway_shard("index", tmp_path, "--label-field", "of", "--label-sets")
     assert done.exit_code == 0, done.output
-    assert read_names(tmp_path) == {"t0": ["cat", "dog"], "t1": [], "t2": ["dog"], "t3": ["cat"]}
+    assert read_sets(tmp_path) == {"t0": ["cat", "dog"], "t1": [], "t2": ["dog"], "t3": ["cat"]}
     assert damage_of(tmp_path) == []
     (tmp_path / "names.txt").write_text("dog\ncat\n")
     index_shards(tmp_path, label_field="of", label_sets=True, classes=tmp_path / "names.txt")
-    assert read_names(tmp_path)["t0"] == ["dog", "cat"]
+    assert read_sets(tmp_path)["t0"] == ["dog", "cat"]
     write_tar(tmp_path / "a.tar", [*members, ("4.txt", b"x"), ("4.json", b'{"of": ["dog", " "]}')])
     with pytest.raises(ValueError, match=r"a\.tar: 4: the label is empty"):
         index_shards(tmp_path, label_field="of", label_sets=True)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,6 @@ from data.shards.manifest import MANIFEST
 from data.shards.writing.writer import write_shards
 from data.sources import ImageFolder
 from data.tars.indexing import index_shards
-from tests.data import ray_jobs
 from tests.data.conftest import damage_of, write_image
 from tests.data.killed import contents
 from tests.data.ray_cluster import RayCluster, ray_cluster
@@ -33,7 +33,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
 
 def on_ray(cluster: RayCluster, tmp_path: Path, source, out: Path | str, **options) -> Driver:
     options = {"samples_per_shard": 10, "ray": cluster.address, **options}
-    return Driver(cluster, tmp_path, ray_jobs.write, source, out, options)
+    return Driver(cluster, tmp_path, partial(write_shards, source, out, **options))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
 from data.sources import Table
 from data.sources.records import ParquetFile
-from tests.data.conftest import kway_shard, read, write_image
+from tests.data.conftest import kway_shard, read, read_sets, write_image
 
 TEXTS = [("so, good", "yes"), ("no\ttabs", "no"), ('"quoted" ❤️', "yes"), ("ende", "10")]
 
@@ -152,13 +152,6 @@ def write_rows(folder: Path, kind: str, rows: list[tuple[str, list[str] | None]]
     return path
 
 
-def sets_of(folder: Path, split: str = "train") -> dict[str, list[str]]:
-    with open_split(folder, split) as opened:
-        names = opened.classes.names
-        found = [opened.text(i) for i in range(len(opened))]
-        return {text: [names[label] for label in labels] for text, labels in found}
-
-
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
 def test_rows_with_several_labels_become_sets(tmp_path: Path, kind: str) -> None:
     rows = [
@@ -172,7 +165,7 @@ def test_rows_with_several_labels_become_sets(tmp_path: Path, kind: str) -> None
         "table", path, "-o", tmp_path / "out", *columns, *options, "--drop-duplicates"
     )
     assert done.exit_code == 0, done.output
-    assert sets_of(tmp_path / "out") == {
+    assert read_sets(tmp_path / "out") == {
         "one": ["a", "b"], "two": ["a", "caf\u00e9"], "three": [], "four": [], "five": ["rare"],
         "six": ["b"],
     }  # fmt: skip
@@ -182,7 +175,7 @@ def test_rows_with_several_labels_become_sets(tmp_path: Path, kind: str) -> None
     frequent = ("--min-count", 2, "-o", tmp_path / "frequent")
     done = kway_shard("table", path, *columns, *options, *frequent)
     assert done.exit_code == 0, done.output
-    found = sets_of(tmp_path / "frequent")
+    found = read_sets(tmp_path / "frequent")
     assert (found["two"], found["five"]) == (["a"], [])
     assert "note: labels of excluded classes: 2\n" in done.stderr
 
@@ -200,8 +193,8 @@ def test_several_columns_become_one_set(tmp_path: Path) -> None:
     )
     write_shards(source, tmp_path / "out", workers=0)
     train = {"a": ["x", "y"], "b": ["x"], "e": ["1.5", "x"]}
-    assert sets_of(tmp_path / "out") == train
-    assert sets_of(tmp_path / "out", "test") == {"c": [], "d": ["y"]}
+    assert read_sets(tmp_path / "out") == train
+    assert read_sets(tmp_path / "out", "test") == {"c": [], "d": ["y"]}
 
 
 def test_spellings_of_the_labels_of_sets_are_reported(tmp_path: Path) -> None:
