@@ -36,13 +36,12 @@ def kway_shard(*arguments: object) -> Result:
 
 
 def error_of(kind: Callable[[Path], Source], path: Path) -> str:
-    """Return the one-line error of writing shards from the source at `path`. Check that the message
-    names the path and that nothing is written.
+    """Return the error of writing shards from the source at `path`. Check that it contains the path,
+    and that nothing is written.
     """
     out = path.parent / "out"
     with pytest.raises((ValueError, FileNotFoundError)) as error:
         write_shards(kind(path), out, workers=0)
-    assert "\n" not in str(error.value)
     assert str(path) in str(error.value)
     assert not out.exists()
     return str(error.value)

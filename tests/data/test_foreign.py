@@ -214,7 +214,6 @@ def test_the_error_for_an_invalid_label_names_its_key(
     with pytest.raises(ValueError, match="pass --skip-bad") as error:
         index_shards(tmp_path, classes=tmp_path / "names")
     assert f"part.tar: 1: {message}" in str(error.value)
-    assert "\n" not in str(error.value)
     indexed = index_shards(tmp_path, classes=tmp_path / "names", skip_bad=True)
     assert len(indexed.problems) == 1
     assert keys(tmp_path) == ["0", "2"]

@@ -38,9 +38,8 @@ def test_class_paths_returns_the_joined_names() -> None:
     ],
 )
 def test_invalid_names_in_a_path_raise(names: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ValueError, match=message) as error:
+    with pytest.raises(ValueError, match=message):
         join_path(names)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -57,5 +56,4 @@ def test_an_invalid_path_in_a_manifest_raises_an_error_that_names_the_class(
 ) -> None:
     with pytest.raises(ValueError, match=f"path of class 'c1': .*{message}") as error:
         class_paths(FOLDER, manifest("a", path))
-    assert "\n" not in str(error.value)
     assert len(str(error.value)) < 300

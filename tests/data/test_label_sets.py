@@ -90,9 +90,8 @@ def test_repeated_and_unsorted_labels_of_a_sample_become_a_set(tmp_path: Path) -
 
 def test_a_source_must_not_mix_sets_and_single_labels(tmp_path: Path) -> None:
     samples = [(png(0), "png", 1), (png(1), "png", (1,))]
-    with pytest.raises(ValueError, match="either sets of labels or one label") as error:
+    with pytest.raises(ValueError, match="either sets of labels or one label"):
         write_shards(Planted(samples, 3), tmp_path / "out", workers=0)
-    assert "\n" not in str(error.value)
 
 
 def test_an_index_of_sets_has_4_more_bytes_per_label(label_sets: Path) -> None:

