@@ -36,8 +36,8 @@ def kway_shard(*arguments: object) -> Result:
 
 
 def error_of(kind: Callable[[Path], Source], path: Path) -> str:
-    """Return the error of writing shards from the source at `path`. Check that it contains the path,
-    and that nothing is written.
+    """Return the error of writing shards from the source at `path`. Check that it contains the
+    path, and that nothing is written.
     """
     out = path.parent / "out"
     with pytest.raises((ValueError, FileNotFoundError)) as error:
