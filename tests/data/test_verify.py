@@ -1,19 +1,33 @@
-"""Every kind of damage in real shards is found, counted and reported."""
+"""Every kind of damage in real shards is found, counted and reported.
+
+Shards at a URL are verified like a local folder, with a bounded temporary file and no cache.
+"""
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from data.inspection.verify import Damage
+from data.retry import RetriesExhaustedError
 from data.shards.index import index_path
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
+from data.shards.writing.writer import write_shards
+from data.sources import EmojiNames
 from data.tars.indexing import index_shards
-from tests.data.conftest import damage_of, open_index, overwrite
+from tests.data.conftest import damage_of, kway_shard, open_index, overwrite
+from tests.data.file_server import FileServer, serving
 from tests.data.foreign_tars import bomb, planted_shards, png, write_tar
 
 FIRST = "train-000000.tar"
+
+
+@pytest.fixture
+def server(copy: Path) -> Iterator[FileServer]:
+    with serving(copy) as files:
+        yield files
 
 
 def kinds(found: list[Damage]) -> Counter[str]:
@@ -135,3 +149,70 @@ def test_the_damage_found_does_not_depend_on_the_number_of_processes(copy: Path)
     overwrite(copy / FIRST, 700, b"\1")
     (copy / "train-000001.tar").unlink()
     assert damage_of(copy, workers=2, decode=True) == damage_of(copy, workers=0, decode=True) != []
+
+
+# -------------------------------------------------------------------- at a URL
+
+
+def test_damage_at_a_url_is_reported_as_in_a_local_folder(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    url = f"file://{copy}"
+    assert damage_of(url) == []
+    overwrite(copy / FIRST, int(open_index(copy / FIRST).blocks[3, 0]) * 512, b"\0\0")
+    (copy / "train-000001.tar").unlink()
+    overwrite(index_path(copy / "train-000002.tar"), 300, b"x" * 9)
+    index_path(copy / "test-000000.tar").unlink()
+    found = damage_of(copy)
+    assert kinds(found) == {"shard": 1, "bytes": 1, "missing shard": 1, "index": 2}
+    assert [one.line.replace(url, str(copy)) for one in damage_of(url)] == [
+        one.line for one in found
+    ]
+    assert not (tmp_path / ".cache").exists()
+
+
+def test_label_vectors_at_a_url_are_verified(tmp_path: Path) -> None:
+    folder = tmp_path / "names"
+    write_shards(EmojiNames(9, ("en", "fr"), ("fr",)), folder, workers=0)
+    assert damage_of(f"file://{folder}") == []
+    (folder / "label_vectors.safetensors").write_bytes(b"x")
+    (damage,) = damage_of(f"file://{folder}")
+    assert damage.kind == "label vectors"
+
+
+def test_a_forbidden_shard_is_listed_as_damage(server: FileServer) -> None:
+    server.failures = {FIRST: [403]}
+    (damage,) = damage_of(server.url)
+    assert f"{server.url}/{FIRST} cannot be read (403 Forbidden)" in damage.line
+
+
+def test_a_server_that_fails_raises_because_the_shards_may_be_intact(
+    server: FileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("data.retry._LONGEST_SECONDS", 0.0)
+    server.failures = {FIRST: [503] * 99}
+    with pytest.raises(RetriesExhaustedError, match=f"{server.url}/{FIRST}: .*8 attempts"):
+        damage_of(server.url)
+
+
+def test_a_download_ends_at_the_limit_and_the_shard_is_reported(
+    copy: Path, server: FileServer
+) -> None:
+    largest = max(shard.bytes for shard in Manifest.read(copy).shards)
+    (copy / FIRST).write_bytes(bytes(4 * largest))
+    (damage,) = damage_of(server.url)
+    assert f"{server.url}/{FIRST} does not match the manifest (it has more than" in damage.line
+
+
+def test_the_command_verifies_a_url_and_exits_with_2_if_a_shard_is_missing(
+    copy: Path, server: FileServer
+) -> None:
+    done = kway_shard("verify", server.url)
+    assert done.exit_code == 0
+    assert f"{server.url} is intact: " in done.stdout
+    (copy / FIRST).unlink()
+    done = kway_shard("verify", server.url)
+    assert done.exit_code == 2
+    assert f"damaged: {server.url}/{FIRST} is missing: 10 samples are lost" in done.stderr
+    assert "upload it again" in done.stderr
