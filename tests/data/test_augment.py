@@ -1,5 +1,6 @@
 """Augmentation of training samples: defaults, gray and color images, and reproducible draws."""
 
+import re
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 
 from data.augment import color_jitter
@@ -15,6 +17,7 @@ from data.augment.color_jitter import ColorJitter
 from data.augment.custom import CustomAugmentation
 from data.augment.rand_augment import OPERATIONS, RandAugment
 from data.augment.training import AugmentConfig, for_training, resized
+from data.config import DataConfig
 from data.images.config import ImageConfig
 from data.images.decode import for_evaluation
 
@@ -25,7 +28,7 @@ EVERYTHING = AugmentConfig(
     erase=0.5,
 )
 STILL = {"crop_area": None, "flip": 0}
-ROOT = Path(__file__).parents[2]
+PAGE = Path(__file__).parents[2] / "docs/data.md"
 
 
 def photo(channels: int, height: int = 40, width: int = 50) -> np.ndarray:
@@ -208,3 +211,10 @@ def test_a_custom_augmentation_that_changes_dtype_or_shape_raises(
     own = AugmentConfig(custom=(Returning(kind="a:B", result=result),))
     with pytest.raises(ValueError, match=message):
         samples(3, own, 1)
+
+
+def test_the_recipes_of_the_page_on_data_load() -> None:
+    recipes = re.findall(r"^```yaml\n(data:\n.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    assert len(recipes) >= 2
+    for recipe in recipes:
+        DataConfig.model_validate({"shards": "shards", **yaml.safe_load(recipe)["data"]})

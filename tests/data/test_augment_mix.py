@@ -12,12 +12,6 @@ def draws(number: int = 3000, **mix: float) -> list[MixDraw]:
     return [Mix(**mix).draw(24, pair_rng(5, 2 * n)) for n in range(number)]
 
 
-def pair(channels: int = 3) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(channels)
-    first, second = rng.integers(0, 256, (2, channels, 24, 24), dtype=np.uint8)
-    return first, second
-
-
 def test_both_images_of_a_pair_share_a_draw_and_pairs_differ() -> None:
     drawn = [pair_rng(0, position).random() for position in range(200)]
     assert drawn[::2] == drawn[1::2]
@@ -29,7 +23,8 @@ def test_both_images_of_a_pair_share_a_draw_and_pairs_differ() -> None:
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("weight", [0.0, 1 / 3, 0.77])
 def test_mixup_rounds_the_weighted_mean(weight: float, channels: int) -> None:
-    first, second = pair(channels)
+    rng = np.random.default_rng(channels)
+    first, second = rng.integers(0, 256, (2, channels, 24, 24), dtype=np.uint8)
     exact = weight * first + (1 - weight) * second
     found = MixDraw("mixup", weight)(first, second)
     assert found.dtype == np.uint8

@@ -14,12 +14,6 @@ ODD = ["Straße", "STRASSE 2", "猫", "a\nline", "#999", "ǅungla", "İstanbul",
 
 
 @pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Search 64 bytes of names at a time, so that even a few names span many blocks."""
-    monkeypatch.setattr(search, "_CHUNK", 64)
-
-
-@pytest.fixture
 def written(tmp_path: Path) -> Callable[[list[str]], SearchableClassList]:
     """Return a function that writes a class list and opens it."""
 
@@ -50,8 +44,9 @@ def plain_search(names: list[str], text: str) -> list[int]:
     "text", ["a", "AB", "aa", "é", "猫", "strasse", "\n", "b a", "zzz", "i̇", "", "\udcff"]
 )
 def test_search_finds_the_same_names_as_a_scan_of_all_names(
-    small_blocks, written, text: str
+    written, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
+    monkeypatch.setattr(search, "_CHUNK", 64)  # bytes of names, which then span many blocks
     listed = random_names(500)
     expected = plain_search(listed, text)
     names = written(listed)

@@ -15,16 +15,12 @@ from data.sources import Glyphs
 from data.sources.glyphs import TEST_FACES
 
 
-def by_character(source: Glyphs) -> dict[str, int]:
-    return {
-        character: label
-        for label, info in enumerate(source.classes())
+def test_characters_that_look_the_same_are_one_class(all_glyphs: Glyphs) -> None:
+    label = {
+        character: number
+        for number, info in enumerate(all_glyphs.classes())
         for character in info.attributes["characters"]
     }
-
-
-def test_characters_that_look_the_same_are_one_class(all_glyphs: Glyphs) -> None:
-    label = by_character(all_glyphs)
     for same in ("AΑА", "oοо", "TΤТ", "ΩΩ", "-‐"):
         assert len({label[c] for c in same}) == 1, same
     for different in ("Oo0Q", "1lI", "аạ", "KК", "ЗЭ3", "āãâ", ".,", "εє", "nп"):

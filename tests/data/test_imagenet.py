@@ -16,7 +16,6 @@ from tests.data.conftest import error_of, overwrite
 
 TRAIN_TAR, VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
 DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
-KEPT = {"original": True}  # store image files unchanged
 
 
 def samples(folder: Path, split: str) -> dict[str, tuple[bytes, str]]:
@@ -33,7 +32,7 @@ def tars(tmp_path: Path) -> Path:
 
 
 def test_tars_of_tars_give_every_image_with_its_class(tars: Path, tmp_path: Path) -> None:
-    source = ImageNet(tars, **KEPT)
+    source = ImageNet(tars, original=True)
     source.splits()
     source = pickle.loads(pickle.dumps(source))  # as a worker process receives it
     write_shards(source, tmp_path / "out", samples_per_shard=4, workers=1)
