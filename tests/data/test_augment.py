@@ -198,10 +198,7 @@ def test_custom_augmentations_run_last_and_do_not_change_other_draws(channels: i
     ("result", "message"),
     [
         (1, "a:B returned int: return a numpy array"),
-        (
-            np.zeros((32, 32, 1), np.uint8),
-            r"a:B returned uint8 \[32, 32, 1\] for an image of uint8",
-        ),
+        (np.zeros((32, 32, 1), np.uint8), r"returned uint8 \[32, 32, 1\] for an image of uint8"),
         (np.zeros((32, 32, 3)), r"returned float64 .* for an image of uint8 \[32, 32, 3\]"),
     ],
 )

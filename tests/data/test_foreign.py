@@ -142,20 +142,17 @@ def members_of(labels: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
     return members
 
 
-JSON = [json.dumps({"meta": {"name": name}, "label": 3}).encode() for name in ("cat", "ant")]
+JSON = [
+    ("json", json.dumps({"meta": {"name": name}, "label": 3}).encode()) for name in ("cat", "ant")
+]
 
 
 @pytest.mark.parametrize(
     ("labels", "options", "found", "classes"),
     [
         ([("cls", "crème".encode()), ("cls", b"ant")], {}, ["crème", "ant"], ("ant", "crème")),
-        ([("json", text) for text in JSON], {}, ["3", "3"], ("3",)),
-        (
-            [("json", text) for text in JSON],
-            {"label_field": "meta.name"},
-            ["cat", "ant"],
-            ("ant", "cat"),
-        ),
+        (JSON, {}, ["3", "3"], ("3",)),
+        (JSON, {"label_field": "meta.name"}, ["cat", "ant"], ("ant", "cat")),
         ([("species", b"cat")], {"label": "species"}, ["cat"], ("cat",)),
         (
             [("cls", b"2"), ("cls", b"cat"), ("json", b'{"label": 0}')],

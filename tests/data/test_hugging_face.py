@@ -91,27 +91,18 @@ def test_split_folders_are_not_classes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "options", "message"),
+    ("options", "message"),
     [
-        ({"label": (Value("int64"), [1, 2])}, {"text_column": "b"}, "column 'b' does not exist"),
-        (
-            {"label": (Sequence(Value("int64")), [[1], [2]])},
-            {"text_column": "text"},
-            "column 'label' has the type List: pass a --label-column",
-        ),
-        (
-            {"y": (Value("int64"), [1, 2])},
-            {"text_column": "text"},
-            "pass the column as --label-column: choose from text, y",
-        ),
+        ({"text_column": "b", "label_column": "y"}, "column 'b' does not exist"),
+        ({"text_column": "text"}, "pass the column as --label-column: choose from text, y, tags"),
+        ({"text_column": "text", "label_column": "tags"}, "column 'tags' has the type List"),
     ],
 )
-def test_other_columns_raise(
-    tmp_path: Path, columns: dict[str, Any], options: dict[str, Any], message: str
-) -> None:
-    kinds = {"text": Value("string"), **{name: kind for name, (kind, _) in columns.items()}}
-    values = {name: content for name, (_, content) in columns.items()}
-    file = write_parquet(tmp_path / "a.parquet", Features(kinds), text=["a", "b"], **values)
+def test_other_columns_raise(tmp_path: Path, options: dict[str, str], message: str) -> None:
+    number = Value("int64")
+    features = Features({"text": Value("string"), "y": number, "tags": Sequence(number)})
+    columns = {"text": ["a", "b"], "y": [1, 2], "tags": [[1], [2]]}
+    file = write_parquet(tmp_path / "a.parquet", features, **columns)
     with pytest.raises(ValueError, match=message):
         HuggingFace(str(file), tmp_path / "work", **options).splits()
 

@@ -84,7 +84,5 @@ def test_a_stage_in_epochs_ends_after_the_batch_that_completes_them(num_samples:
 def test_stages_that_end_at_the_same_time_raise() -> None:
     stages = [{"size": 8, "until": {"epochs": 2}}, {"size": 9, "until": {"steps": 5}}]
     augment = AugmentConfig.model_validate({"progressive": stages})
-    with pytest.raises(
-        ValueError, match=r"data\.augment\.progressive: the stage of 9 pixels ends at"
-    ):
+    with pytest.raises(ValueError, match=r"augment\.progressive: the stage of 9 pixels ends at"):
         ProgressiveSizes(IMAGE, augment, num_samples=10, global_batch=4)

@@ -139,9 +139,7 @@ def test_label_vectors_are_verified_at_the_source_and_in_the_cache(
                 assert np.array_equal(load_label_vectors(server.url, manifest, cache), expected)
                 assert server.requests[name] == 2
         cached.unlink()
-        with pytest.raises(
-            ValueError, match=f"{server.url}/{name} does not match .*SHA-256 of the .* differs"
-        ):
+        with pytest.raises(ValueError, match=f"{server.url}/{name} does not match the manifest"):
             load_label_vectors(server.url, manifest, cache)
 
 
@@ -256,9 +254,7 @@ def test_a_flipped_byte_in_the_cache_raises_an_error_that_states_the_fix(
         damaged = bytearray(copy.read_bytes())
         damaged[int(open_index(server.folder / FIRST).blocks[0, 0]) * 512 + 20] ^= 1
         copy.write_bytes(damaged)
-        with pytest.raises(
-            ValueError, match=rf"{server.url}/{FIRST}: .* delete the cached copy {copy}"
-        ):
+        with pytest.raises(ValueError, match=f"{server.url}/{FIRST}: .* cached copy {copy}"):
             split.read(0)
         copy.unlink()
         split.close()

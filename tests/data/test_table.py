@@ -97,7 +97,7 @@ def test_a_bad_image_raises_an_error_that_states_the_fix(
         (
             "t,y\na,b\n",
             {"text": "t", "split": "y", "test_fraction": 0.2},
-            "--test-fraction: cannot be combined with --split",
+            "--test-fraction: cannot",
         ),
         ("t,y,z\na,b,c\n", {"text": "t", "label": "y, z"}, "'y, z' does not exist: pass --label-s"),
     ],
@@ -115,10 +115,7 @@ def test_invalid_tables_and_options_raise(
     [
         (["a,\"['x', 'y']\"", "b,x"], r"a\.csv, line 2: the row has the label .*, a list"),
         (['a,"[z, w]"', "b,x"], r"a\.csv, line 2: the row has the label .*, a list"),
-        (
-            ["a,x|y", "b,x", "c,y"],
-            r"label 'x\|y' joins .* column 'y': pass --label-separator '\|',",
-        ),
+        (["a,x|y", "b,x", "c,y"], r"label 'x\|y' joins .*: pass --label-separator '\|',"),
         (['a,"x, y"', "b,x", "c,y"], "label 'x, y' joins other labels of column 'y'"),
     ],
 )
@@ -217,13 +214,9 @@ def test_spellings_of_the_labels_of_sets_are_reported(tmp_path: Path) -> None:
         (
             ['{"t": "a", "y": [["b"]]}'],
             {"label_sets": True},
-            "line 1: the row has the label .*lists",
+            "line 1: the row has .*: pass lists",
         ),
-        (
-            ['{"t": "a", "y": {"b": 1}}'],
-            {"label_sets": True},
-            r"has the label \{'b': 1\}: pass lists of names",
-        ),
+        (['{"t": "a", "y": {"b": 1}}'], {"label_sets": True}, r"\{'b': 1\}: pass lists of names"),
         (['{"t": "a", "y": ["\\ud800"]}'], {"label_sets": True}, "line 1: .* unpaired surrogate"),
         (['{"t": "a", "y": "[\'b\', 1]"}'], {"label_separator": "|"}, "a list: pass --label-sets"),
         (['{"t": "a", "y": ["b"]}'], {}, r"a list: pass --label-sets .* or --label-separator"),
