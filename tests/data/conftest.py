@@ -1,7 +1,7 @@
 """Small real images, and shards made from them."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
 from data.sources import Glyphs, ImageFolder, Source
 from launch.commands.shard import app
+from tests.data.file_server import FileServer, serving
 from tests.data.foreign_tars import planted_shards
 from tests.noise_images import image
 
@@ -97,6 +98,13 @@ def label_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def copy(shards: Path, tmp_path: Path) -> Path:
     """A copy of `shards` that the test may change."""
     return shutil.copytree(shards, tmp_path / "copy")
+
+
+@pytest.fixture
+def server(copy: Path) -> Iterator[FileServer]:
+    """Serve `copy` from a real HTTP server."""
+    with serving(copy) as files:
+        yield files
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """Decoding only the crop of a JPEG gives the same pixels and errors as decoding all of it."""
 
-import io
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ from data.images.config import ImageConfig
 from data.images.decode import decode
 from data.images.headers import jpeg_header
 from data.images.jpeg_crop import decode_crop
+from tests.data.bad_images import encoded
 
 ROOT = Path(__file__).parents[2]
 HEIGHT, WIDTH = 131, 173
@@ -35,9 +35,7 @@ def photo(height: int = HEIGHT, width: int = WIDTH) -> np.ndarray:
 
 
 def jpeg(mode: str = "RGB", **options: object) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(photo()).convert(mode).save(buffer, "JPEG", **{"quality": 90, **options})
-    return buffer.getvalue()
+    return encoded(Image.fromarray(photo()).convert(mode), "JPEG", **{"quality": 90, **options})
 
 
 def with_factor(factor: int) -> bytes:

@@ -10,7 +10,7 @@ import pickle
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,17 +30,6 @@ from tests.data.file_server import FileServer, serving
 from tests.waiting import wait_until
 
 FIRST = "train-000000.tar"
-
-
-@pytest.fixture
-def server(shards: Path, tmp_path: Path) -> Iterator[FileServer]:
-    """Serve a copy of `shards` from a real HTTP server."""
-    folder = tmp_path / "served"
-    folder.mkdir()
-    for path in shards.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    with serving(folder) as files:
-        yield files
 
 
 @pytest.fixture

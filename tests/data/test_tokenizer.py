@@ -16,7 +16,7 @@ from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
 from data.sources import EmojiNames
 from data.text.tokenizer import Tokenizer, open_tokenizer
-from data.text.tokenizer_training import TrainedTokenizer, train_tokenizer, train_wordpiece
+from data.text.tokenizer_training import train_tokenizer, train_wordpiece
 from tests.shards import image_shards
 
 TEXTS = [
@@ -37,15 +37,11 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def small_tokenizer(shards: Path, out: Path, **options) -> TrainedTokenizer:
-    return train_tokenizer(shards, out, **{"vocab_size": 700, **options})
-
-
 @pytest.fixture(scope="module")
 def folder(names: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train a shared tokenizer. Tests that change it must copy it first."""
     out = tmp_path_factory.mktemp("tokenizer") / "names"
-    small_tokenizer(names, out)
+    train_tokenizer(names, out, vocab_size=700)
     return out
 
 
@@ -242,7 +238,7 @@ def test_words_too_long_for_encoding_are_not_used_for_training() -> None:
 def test_held_out_texts_are_used_for_evaluation_and_not_for_training(
     names: Path, tmp_path: Path
 ) -> None:
-    trained = small_tokenizer(names, tmp_path / "t")
+    trained = train_tokenizer(names, tmp_path / "t", vocab_size=700)
     assert (trained.texts, trained.held_out) == (456, 24)
     assert trained.vocab_size == 700
     assert 0 < trained.unknown < 0.2
@@ -256,7 +252,7 @@ def test_an_output_path_that_cannot_be_written_raises_before_anything_is_read(
     out = tmp_path / "file/name"
     done: list[int] = []
     with pytest.raises(OSError, match=rf"^{out} cannot be written \(.*\): choose another folder$"):
-        small_tokenizer(names, out, report=lambda number, total: done.append(number))
+        train_tokenizer(names, out, report=lambda number, total: done.append(number))
     assert not done
 
 

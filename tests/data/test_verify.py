@@ -4,7 +4,6 @@ Shards at a URL are verified like a local folder, with a bounded temporary file 
 """
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,16 +17,10 @@ from data.shards.writing.writer import write_shards
 from data.sources import EmojiNames
 from data.tars.indexing import index_shards
 from tests.data.conftest import damage_of, kway_shard, open_index, overwrite
-from tests.data.file_server import FileServer, serving
+from tests.data.file_server import FileServer
 from tests.data.foreign_tars import bomb, planted_shards, png, write_tar
 
 FIRST = "train-000000.tar"
-
-
-@pytest.fixture
-def server(copy: Path) -> Iterator[FileServer]:
-    with serving(copy) as files:
-        yield files
 
 
 def kinds(found: list[Damage]) -> Counter[str]:
