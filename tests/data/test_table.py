@@ -17,9 +17,9 @@ from tests.data.conftest import kway_shard, read, read_sets, write_image
 
 
 def text_table(folder: Path, *lines: str, **options: object) -> Table:
-    """Return a table of texts whose columns include `t` and the label `y`."""
+    """Return a table of texts in column `t` with, by default, the labels in column `y`."""
     (folder / "a.csv").write_text("\n".join(lines))
-    return Table((folder / "a.csv",), folder / "work", "y", text="t", **options)
+    return Table((folder / "a.csv",), folder / "work", text="t", **{"label": "y", **options})
 
 
 def image_table(folder: Path, *rows: str, **options: object) -> Table:
@@ -120,10 +120,7 @@ def test_joined_labels_without_a_separator_raise_in_tables_but_not_in_lists(tmp_
     with pytest.raises(ValueError, match=r"label 'x\|y' joins .*: pass --label-separator '\|',"):
         text_table(tmp_path, "t,y", "a,x|y", "b,x", "c,y", label_sets=True).classes()
     rows = [("a", ["x, y"]), ("b", ["x"]), ("c", ["y", "x, y"])]
-    source = Table(
-        (write_rows(tmp_path, "jsonl", rows),), tmp_path / "work", "y", text="t",
-        test_fraction=0, label_sets=True,
-    )  # fmt: skip
+    source = table_of_lists(tmp_path, rows)
     assert [info.name for info in source.classes()] == ["x", "x, y", "y"]
 
 
@@ -139,6 +136,11 @@ def write_rows(folder: Path, kind: str, rows: list[tuple[str, list[str] | None]]
     else:
         path.write_text("\n".join(["t,y", *(f"{t},{'|'.join(y or [])}" for t, y in rows)]))
     return path
+
+
+def table_of_lists(folder: Path, rows: list[tuple[str, list[str] | None]]) -> Table:
+    file = write_rows(folder, "jsonl", rows)
+    return Table((file,), folder / "work", "y", text="t", test_fraction=0, label_sets=True)
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
@@ -171,15 +173,8 @@ def test_rows_with_several_labels_become_sets(tmp_path: Path, kind: str) -> None
 
 def test_several_columns_become_one_set(tmp_path: Path) -> None:
     rows = ["a,x,y,train", "b,x,,train", "c,,,test", "d,y,y,test", "e,1.5,x,train"]
-    (tmp_path / "a.csv").write_text("\n".join(["t,one,two,part", *rows]))
-    source = Table(
-        (tmp_path / "a.csv",),
-        tmp_path / "work",
-        "one, two",
-        text="t",
-        split="part",
-        label_sets=True,
-    )
+    options = {"label": "one, two", "split": "part", "label_sets": True}
+    source = text_table(tmp_path, "t,one,two,part", *rows, **options)
     write_shards(source, tmp_path / "out", workers=0)
     train = {"a": ["x", "y"], "b": ["x"], "e": ["1.5", "x"]}
     assert read_sets(tmp_path / "out") == train
@@ -188,10 +183,7 @@ def test_several_columns_become_one_set(tmp_path: Path) -> None:
 
 def test_spellings_of_the_labels_of_sets_are_reported(tmp_path: Path) -> None:
     rows = [("a", ["Dog", "cat"]), ("b", ["\ufeffDog"]), ("c", ["dog", "cat "]), ("d", ["c\nat"])]
-    source = Table(
-        (write_rows(tmp_path, "jsonl", rows),), tmp_path / "work", "y", text="t",
-        test_fraction=0, label_sets=True,
-    )  # fmt: skip
+    source = table_of_lists(tmp_path, rows)
     assert [info.name for info in source.classes()] == ["Dog", "c at", "cat", "dog"]
     assert source.notes()[-3:] == [
         "'Dog', '\\ufeffDog' are the same class, 'Dog'",
@@ -203,11 +195,7 @@ def test_spellings_of_the_labels_of_sets_are_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "options", "message"),
     [
-        (
-            ['{"t": "a", "y": [["b"]]}'],
-            {"label_sets": True},
-            "line 1: the row has .*: pass lists",
-        ),
+        (['{"t": "a", "y": [["b"]]}'], {"label_sets": True}, "line 1: the row has .*: pass lists"),
         (['{"t": "a", "y": {"b": 1}}'], {"label_sets": True}, r"\{'b': 1\}: pass lists of names"),
         (['{"t": "a", "y": ["\\ud800"]}'], {"label_sets": True}, "line 1: .* unpaired surrogate"),
         (['{"t": "a", "y": "[\'b\', 1]"}'], {"label_separator": "|"}, "a list: pass --label-sets"),
