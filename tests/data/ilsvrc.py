@@ -11,16 +11,6 @@ from scipy.io import savemat
 from tests.data.foreign_tars import tar_of
 from tests.noise_images import image
 
-FIELDS = (
-    "ILSVRC2012_ID",
-    "WNID",
-    "words",
-    "gloss",
-    "num_children",
-    "children",
-    "wordnet_height",
-    "num_train_images",
-)
 # (WNID, words, gloss, children by ID, images). The ID is the 1-based position in this tuple. As in
 # the real devkit, the classes come first and are not sorted by WNID.
 SYNSETS = (
@@ -65,11 +55,9 @@ def training_tar(classes: Mapping[str, Files]) -> bytes:
 
 def meta_mat(synsets: Iterable[tuple] = SYNSETS) -> bytes:
     """Return a struct array [N, 1] of cells, as MATLAB writes it. `children` of leaves is empty."""
-    rows = list(synsets)
-    table = np.empty((len(rows), 1), dtype=[(name, object) for name in FIELDS])
-    for i, (wnid, words, gloss, children, images) in enumerate(rows):
-        row = {
-            "ILSVRC2012_ID": float(i + 1),
+    rows = [
+        {
+            "ILSVRC2012_ID": float(number),
             "WNID": wnid,
             "words": words,
             "gloss": gloss,
@@ -78,7 +66,11 @@ def meta_mat(synsets: Iterable[tuple] = SYNSETS) -> bytes:
             "wordnet_height": float(bool(children)),
             "num_train_images": float(images),
         }
-        table[i, 0] = tuple(row[name] for name in FIELDS)
+        for number, (wnid, words, gloss, children, images) in enumerate(synsets, start=1)
+    ]
+    table = np.empty((len(rows), 1), dtype=[(name, object) for name in rows[0]])
+    for i, row in enumerate(rows):
+        table[i, 0] = tuple(row.values())
     buffer = io.BytesIO()
     savemat(buffer, {"synsets": table}, do_compression=True)
     return buffer.getvalue()

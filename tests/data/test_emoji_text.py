@@ -69,23 +69,7 @@ def test_parts_of_emoji_are_removed_too(text: str, left: str) -> None:
     assert not PARTS & set(remove_emoji(text))
 
 
-_PIECES = st.sampled_from(
-    [
-        *"ab 1#\n",
-        "ه",
-        "क्",
-        "é",
-        ZWJ,
-        "\u20e3",
-        "\ufe0f",
-        "\ufe0e",
-        "❤",
-        "👩",
-        "🚀",
-        "🏽",
-        "\U0001f1eb",
-    ]
-)
+_PIECES = st.sampled_from([*"ab 1#\nهé❤👩🚀🏽\U0001f1eb\u20e3\ufe0f\ufe0e", "क्", ZWJ])
 
 
 @settings(max_examples=500, deadline=None)

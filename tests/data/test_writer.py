@@ -6,8 +6,9 @@ import resource
 import shutil
 import signal
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier, Thread
+from threading import Barrier
 
 import pytest
 
@@ -193,29 +194,23 @@ def test_an_output_path_that_is_a_file_raises(images: Path, tmp_path: Path) -> N
 
 
 def test_only_one_of_several_concurrent_writers_claims_the_folder(tmp_path: Path) -> None:
-    about = SourceInfo(kind="race")
-    for attempt in range(5):
-        start, outcomes = Barrier(4, timeout=60), []
-
-        def write_once(folder: Path, start: Barrier, outcomes: list[str]) -> None:
-            start.wait(60)
-            try:
-                with OutputFolder(folder).claimed(about):
-                    start.wait(60)
-                    outcomes.append("wrote")
-            except ValueError as error:
+    def write_once(folder: Path, start: Barrier) -> str:
+        start.wait(60)
+        try:
+            with OutputFolder(folder).claimed(SourceInfo(kind="race")):
                 start.wait(60)
-                outcomes.append(str(error))
+                return "wrote"
+        except ValueError as error:
+            start.wait(60)
+            return str(error)
 
-        arguments = (tmp_path / f"{attempt}", start, outcomes)
-        threads = [Thread(target=write_once, args=arguments) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert len(outcomes) == 4
-        assert outcomes.count("wrote") == 1
-        assert sum("is being written by another" in line for line in outcomes) == 3
+    with ThreadPoolExecutor(4) as pool:
+        for attempt in range(5):
+            arguments = tmp_path / f"{attempt}", Barrier(4, timeout=60)
+            writers = [pool.submit(write_once, *arguments) for _ in range(4)]
+            outcomes = [writer.result(timeout=180) for writer in writers]
+            assert outcomes.count("wrote") == 1
+            assert sum("is being written by another" in line for line in outcomes) == 3
 
 
 def test_a_folder_of_only_bad_images_raises(tmp_path: Path) -> None:
