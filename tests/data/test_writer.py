@@ -80,13 +80,6 @@ def test_starting_to_write_a_hundred_million_samples_uses_little_memory(tmp_path
     assert peak < 10 * 2**20
 
 
-def test_a_second_run_reports_that_the_folder_is_complete(images: Path, tmp_path: Path) -> None:
-    write(images, tmp_path / "out")
-    before = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out").iterdir()}
-    assert write(images, tmp_path / "out").complete_before
-    assert before == {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out").iterdir()}
-
-
 def test_a_killed_and_resumed_writer_writes_the_same_bytes(tmp_path: Path) -> None:
     source = Planted([(png(number), "png", set_of(number)) for number in range(40)], 3)
     check_killed_and_resumed(source, tmp_path, samples_per_shard=10, workers=2)
