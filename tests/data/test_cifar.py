@@ -125,8 +125,3 @@ def test_damaged_content_raises_an_error_that_names_the_file(
 ) -> None:
     archive(cifar100, "cifar-100-binary", {**hundred(), name: change(hundred()[name])})
     assert f": {name} is" in error_of(Cifar100, cifar100)
-
-
-def test_the_error_for_the_python_version_names_the_binary_version(tmp_path: Path) -> None:
-    path = archive(tmp_path / "cifar-100-python.tar.gz", "cifar-100-python", {"train": b"\x80"})
-    assert "pass the binary version (cifar-100-binary.tar.gz)" in error_of(Cifar100, path)
