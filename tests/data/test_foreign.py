@@ -297,16 +297,6 @@ def test_indexing_does_not_replace_a_file_that_it_did_not_write(tmp_path: Path) 
     assert (tmp_path / SKIPPED).read_text() == "mine"
 
 
-def test_indexing_again_updates_a_changed_tar(tmp_path: Path) -> None:
-    write_tar(tmp_path / "0.tar", images(0, 3))
-    index_shards(tmp_path)
-    write_tar(tmp_path / "0.tar", images(0, 5))
-    assert len(damage_of(tmp_path, decode=True)) == 1
-    index_shards(tmp_path)
-    assert len(keys(tmp_path)) == 5
-    assert damage_of(tmp_path, decode=True) == []
-
-
 def test_skipped_jsonl_lists_every_problem(tmp_path: Path) -> None:
     bad = {f"{number}.cls" for number in range(5, 30)}
     members = members_of([("cls", b"cat")] * 30)
