@@ -1,15 +1,9 @@
 """Names of emoji in many languages. Some languages are only in the test split."""
 
-from pathlib import Path
-
 import emoji
 import numpy as np
 import pytest
 
-from data.shards.label_vectors import load_label_vectors
-from data.shards.manifest import Manifest
-from data.shards.split import open_split
-from data.shards.writing.writer import write_shards
 from data.sources import EmojiNames
 from data.text.emoji_table import OTHER, emoji_group, fold, fully_qualified
 
@@ -82,21 +76,14 @@ def test_emoji_with_similar_names_have_similar_vectors(names: EmojiNames) -> Non
         assert similarity(one, near) > similarity(one, far) + 0.2
 
 
-def test_shards_contain_only_the_selected_languages(tmp_path: Path) -> None:
+def test_classes_and_languages_can_be_selected() -> None:
     source = EmojiNames(20, languages=("en", "fr", "de"), test_languages=("de",))
-    written = write_shards(source, tmp_path / "out", workers=0)
-    manifest = Manifest.load(tmp_path / "out")
-    assert manifest.modality == "text"
-    assert manifest.splits == ("train", "test")
-    assert written.num_skipped == 0
-    assert load_label_vectors(tmp_path / "out", manifest).shape[0] == 20
-    with open_split(tmp_path / "out", "test") as split:
-        read = {split.key(i): split.read(i) for i in range(len(split))}
-    assert all(key.startswith("de/") for key in read)
-    data, extension, label = read["de/23-fe0f-20e3"]
-    assert extension == "txt"
-    assert data.decode() == "taste #"
-    assert manifest.classes[label].attributes["emoji"] == "#️⃣"
+    splits = source.splits()
+    languages = {split: {task.language for task in tasks} for split, tasks in splits.items()}
+    assert languages == {"train": {"en", "fr"}, "test": {"de"}}
+    assert source.label_vectors().shape[0] == len(source.classes()) == 20
+    (keycap,) = (task for task in splits["test"] if task.emoji == "#️⃣")
+    assert source.render(keycap).data.decode() == "taste #"
 
 
 @pytest.mark.parametrize(
