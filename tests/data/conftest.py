@@ -53,6 +53,11 @@ def damage_of(shards: Path | str, **options: Any) -> list[Damage]:
     return list(damages(shards, silent, **options))
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return the contents of all files in a folder, keyed by file name."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
 def read(shards: Path, split: str = "train") -> dict[bytes, str]:
     """Return a mapping from the content of each sample to its class name."""
     with open_split(shards, split) as opened:

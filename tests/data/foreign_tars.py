@@ -1,10 +1,12 @@
-"""Webdataset tars that kway did not write, and shards that contain bad samples."""
+"""Webdataset tars that kway did not write, and sources of given samples, which may be bad."""
 
 import gc
 import io
 import tarfile
+import time
 import warnings
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,30 @@ class Planted(Source):
     def render(self, task: int) -> Sample:
         data, extension, label = self.samples[task]
         return Sample(f"{task:05d}", data, extension, label)
+
+
+@dataclass(frozen=True)
+class Numbers(Source):
+    """The first `train` numbers as texts, and three for testing. Each takes `seconds` to render."""
+
+    train: int
+    seconds: float = 0.0
+
+    kind = "numbers"
+    modality = "text"
+
+    def parameters(self) -> dict[str, Any]:
+        return {"train": self.train}
+
+    def classes(self) -> tuple[ClassInfo, ...]:
+        return (ClassInfo(name="even"), ClassInfo(name="odd"))
+
+    def splits(self) -> dict[str, Sequence[int]]:
+        return {"train": range(self.train), "test": range(self.train, self.train + 3)}
+
+    def render(self, task: int) -> Sample:
+        time.sleep(self.seconds)
+        return Sample(f"{task:04d}", f"number {task}".encode(), "txt", task % 2)
 
 
 def set_of(number: int) -> list[int]:

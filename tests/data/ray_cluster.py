@@ -1,7 +1,7 @@
 """A Ray cluster of several raylets on this machine, whose raylets and workers can be killed.
 
-The cluster runs in a process of its own, because the settings of Ray apply to a whole process. It
-ends when this process does.
+The cluster and its drivers run in processes of their own, because the settings of Ray apply to a
+whole process. The cluster ends when this process does.
 """
 
 import json
@@ -9,12 +9,17 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
+
+from tests.ranks import forked
 
 _STORE_BYTES = 80 << 20
 
@@ -91,6 +96,44 @@ def ray_cluster(folder: Path, **variables: str) -> Iterator[RayCluster]:
         finally:
             process.stdin.close()
             process.wait(60)
+
+
+class Driver:
+    """A process that runs `function(*arguments)` with the environment of `cluster`. `log` contains
+    its standard error."""
+
+    def __init__(
+        self, cluster: RayCluster, folder: Path, function: Callable[..., None], *arguments: Any
+    ) -> None:
+        self._errors = folder / f"driver-{time.monotonic_ns()}.txt"
+        self.log = self._errors.with_suffix(".log")
+        files = str(self._errors), str(self.log)
+        self.process = forked(_run, cluster.environment, files, function, arguments)
+        self.process.start()
+
+    def finish(self) -> str:
+        """Return the error with which the function failed, or an empty text."""
+        self.process.join(240)
+        assert self.process.exitcode == 0, self.log.read_text()
+        return self._errors.read_text()
+
+
+def _run(
+    environment: dict[str, str],
+    files: tuple[str, str],
+    function: Callable[..., None],
+    arguments: Any,
+) -> None:
+    errors, log = files
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
+    os.environ.update(environment)
+    text = ""
+    try:
+        function(*arguments)
+    except (ValueError, OSError) as error:
+        text = f"{type(error).__name__}: {error}"
+        traceback.print_exc()
+    Path(errors).write_text(text)
 
 
 def _main() -> None:

@@ -7,8 +7,7 @@ import pytest
 
 from data.shards.manifest import Manifest
 from data.sources.generated import LabeledSample, write_shards
-from tests.data.conftest import read, write_image
-from tests.data.killed import contents
+from tests.data.conftest import contents, read, write_image
 
 
 def pictures(folder: Path, number: int = 12) -> Iterator[LabeledSample]:

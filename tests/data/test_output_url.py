@@ -17,8 +17,7 @@ from data.shards.writing.output import UNFINISHED
 from data.shards.writing.writer import write_shards
 from data.sources import ImageFolder
 from data.sources.first_pass import work_folder
-from tests.data.conftest import damage_of, kway_shard
-from tests.data.killed import contents
+from tests.data.conftest import contents, damage_of, kway_shard
 from tests.data.s3_server import objects, s3_server
 from tests.ranks import forked
 

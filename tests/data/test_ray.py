@@ -14,10 +14,9 @@ from data.shards.manifest import MANIFEST
 from data.shards.writing.writer import write_shards
 from data.sources import ImageFolder
 from data.tars.indexing import index_shards
-from tests.data.conftest import damage_of, write_image
-from tests.data.killed import contents
-from tests.data.ray_cluster import RayCluster, ray_cluster
-from tests.data.ray_jobs import Driver, Numbers
+from tests.data.conftest import contents, damage_of, write_image
+from tests.data.foreign_tars import Numbers
+from tests.data.ray_cluster import Driver, RayCluster, ray_cluster
 from tests.data.s3_server import objects, s3_server
 from tests.waiting import wait_until
 

@@ -10,8 +10,7 @@ import pytest
 from data.shards.writing.output import OutputFolder
 from data.shards.writing.writer import write_shards
 from data.sources import ImageFolder
-from tests.data.conftest import kway_shard
-from tests.data.killed import contents
+from tests.data.conftest import contents, kway_shard
 from tests.dispositions import ignored, is_ignored
 from tests.system.processes import ROOT
 from tests.waiting import wait_until

@@ -5,22 +5,26 @@ import os
 import resource
 import shutil
 import signal
+import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
+from typing import Any
 
+import psutil
 import pytest
 
-from data.shards.manifest import Manifest, SourceInfo
+from data.shards.manifest import MANIFEST, Manifest, SourceInfo
 from data.shards.split import open_split
 from data.shards.writing.output import UNFINISHED, OutputFolder
 from data.shards.writing.writer import write_shards
-from data.skipped import SKIPPED
-from data.sources import ImageFolder, Sample
-from tests.data.foreign_tars import Planted, png, read_by_webdataset, set_of
-from tests.data.killed import check_killed_and_resumed, contents
-from tests.data.ray_jobs import Numbers
+from data.skipped import SKIPPED, Skipped
+from data.sources import ImageFolder, Sample, Source
+from tests.data.conftest import contents
+from tests.data.foreign_tars import Numbers, Planted, png, read_by_webdataset, set_of
+from tests.ranks import forked
+from tests.waiting import wait_until
 
 SHA256 = {
     "train-000000.tar": "3e65f6a5fda8c5a3e88ab075e7beae258bc4df1ffdfa23315fb4a1e7738d6697",
@@ -78,6 +82,63 @@ def test_starting_to_write_a_hundred_million_samples_uses_little_memory(tmp_path
     finally:
         tracemalloc.stop()
     assert peak < 10 * 2**20
+
+
+def check_killed_and_resumed(
+    source: Source, folder: Path, *, samples_per_shard: int, workers: int
+) -> None:
+    """Kill a writer in its second shard, resume it, and check that it writes the same bytes as an
+    uninterrupted writer.
+
+    Also check that the first shard is not written again, and that no worker outlives its killed
+    parent.
+    """
+    whole, out = folder / "whole", folder / "out"
+    write_shards(source, whole, samples_per_shard=samples_per_shard, workers=1)
+    process = forked(_write_slowly, source, out, samples_per_shard, workers)
+    process.start()
+    finished = out / "train-000000.index.safetensors"
+    wait_until(lambda: finished.exists() and any(out.glob("*.aside")), possible=process.is_alive)
+    children = psutil.Process(process.pid).children()
+    process.kill()
+    process.join(60)
+    assert not (out / MANIFEST).exists()
+    first = (out / "train-000000.tar").stat().st_mtime_ns
+    written = write_shards(source, out, samples_per_shard=samples_per_shard, workers=1)
+    assert 1 <= written.resumed < len(written.manifest.shards)
+    assert (out / "train-000000.tar").stat().st_mtime_ns == first
+    assert contents(out) == contents(whole)
+    # No worker outlives its parent.
+    wait_until(lambda: all(_ended(worker) for worker in children))
+
+
+class _Slow:
+    """Delays the samples of a source."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.source, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Slow, (self.source,)
+
+    def render(self, task: Any) -> Sample | Skipped:
+        time.sleep(0.03)
+        return self.source.render(task)
+
+
+def _write_slowly(source: Source, out: Path, samples_per_shard: int, workers: int) -> None:
+    write_shards(_Slow(source), out, samples_per_shard=samples_per_shard, workers=workers)
+
+
+def _ended(process: psutil.Process) -> bool:
+    """Return whether a process has ended. It stays a zombie until its parent waits for it."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def test_a_killed_and_resumed_writer_writes_the_same_bytes(tmp_path: Path) -> None:
