@@ -129,19 +129,6 @@ def test_an_epoch_contains_the_shares_of_the_sets_and_their_classes(
         assert np.abs(drawn - together).max() <= 2
 
 
-def test_the_digest_names_the_set_that_changed(sets: dict[str, Path]) -> None:
-    with opened(config(sets)) as mixture:
-        before = mixture.digest()
-    with opened(config(sets, (5, 1))) as mixture:
-        assert mixture.digest() == before
-    assert list(before) == [f"{folder} train" for folder in sets.values()]
-    reversed_sets = {"first": sets["second"], "second": sets["first"]}
-    with opened(config(reversed_sets)) as mixture:
-        after = mixture.digest()
-    # The labels of the second set changed, because the first set now comes first.
-    assert before != after
-
-
 def test_sets_of_different_modalities_are_rejected(sets: dict[str, Path], texts: Path) -> None:
     settings = config({"first": sets["first"], "second": texts / "shards"})
     with pytest.raises(ValueError, match=r"contains texts, but .* contains images"):
