@@ -1,16 +1,11 @@
 """Characters as classes: their selection, their images, and the held-out faces."""
 
 import unicodedata
-from pathlib import Path
 
 import numpy as np
 
 from data.images.decode import decode
 from data.images.fonts import face_characters
-from data.shards.label_vectors import load_label_vectors
-from data.shards.manifest import Manifest
-from data.shards.split import open_split
-from data.shards.writing.writer import write_shards
 from data.sources import Glyphs
 from data.sources.glyphs import TEST_FACES
 
@@ -100,17 +95,15 @@ def test_test_images_are_undistorted_and_training_images_vary(all_glyphs: Glyphs
     assert source.render(plain).data == Glyphs(seed=1).render(plain).data
 
 
-def test_a_class_limit_keeps_the_first_classes(all_glyphs: Glyphs, tmp_path: Path) -> None:
+def test_a_class_limit_keeps_the_first_classes(all_glyphs: Glyphs) -> None:
     few = Glyphs(30, samples=1, size=20)
     few.__dict__["_drawings"] = all_glyphs._drawings
-    assert few.classes() == all_glyphs.classes()[:30]
-    write_shards(few, tmp_path / "out", workers=1)
-    manifest = Manifest.load(tmp_path / "out")
-    assert load_label_vectors(tmp_path / "out", manifest).shape[0] == 30
-    with open_split(tmp_path / "out", "test") as split:
-        data, extension, label = split.read(0)
-        assert extension == "png"
-        assert decode(data, 1).shape == (20, 20, 1)
-        code = int(split.key(0).split("-")[0], 16)
-        assert chr(code) in split.classes[label].attributes["characters"]
-        assert unicodedata.name(chr(code)) in split.classes[label].attributes["unicode_name"]
+    infos = few.classes()
+    assert infos == all_glyphs.classes()[:30]
+    assert few.label_vectors().shape[0] == 30
+    for task in few.splits()["test"]:
+        sample = few.render(task)
+        assert decode(sample.data, 1).shape == (20, 20, 1)
+        character = chr(int(sample.key.split("-")[0], 16))
+        assert character in infos[sample.label].attributes["characters"]
+        assert unicodedata.name(character) in infos[sample.label].attributes["unicode_name"]

@@ -169,23 +169,14 @@ def test_texts_are_padded_to_a_multiple_of_eight() -> None:
 
 
 def test_texts_without_a_tokenizer_and_images_with_one_raise(texts: Path, glyphs: Path) -> None:
-    with (
-        open_split(texts / "shards", "train") as split,
-        pytest.raises(ValueError, match=r"contains texts, but data\.text is missing"),
-    ):
-        TrainLoader(split, DataConfig(shards=texts), global_batch=2, cursor=Cursor(0))
     flipped = config(texts).model_copy(update={"augment": AugmentConfig(flip=0)})
-    with (
-        open_split(texts / "shards", "train") as split,
-        pytest.raises(ValueError, match=r"data\.augment applies to images"),
+    for shards, recipe, message in (
+        (texts / "shards", DataConfig(shards=texts), r"contains texts, but data\.text is missing"),
+        (texts / "shards", flipped, r"data\.augment applies to images"),
+        (glyphs, config(texts), r"contains images, but data\.text is set"),
     ):
-        TrainLoader(split, flipped, global_batch=2, cursor=Cursor(0))
-    images = config(texts).model_copy(update={"shards": glyphs})
-    with (
-        open_split(glyphs, "train") as split,
-        pytest.raises(ValueError, match=r"contains images, but data\.text is set"),
-    ):
-        TrainLoader(split, images, global_batch=2, cursor=Cursor(0))
+        with open_split(shards, "train") as split, pytest.raises(ValueError, match=message):
+            TrainLoader(split, recipe, global_batch=2, cursor=Cursor(0))
 
 
 def test_a_window_is_no_longer_than_an_epoch_or_a_group_of_shards(texts: Path) -> None:
