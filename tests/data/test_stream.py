@@ -1,6 +1,7 @@
 """Streams: training on tars without an index, which webdataset reads sequentially."""
 
 import itertools
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -131,26 +132,19 @@ def members_with(number: int, members: list[tuple[str, bytes]]) -> Callable[[Pat
     return lambda tar: write_tar(tar, [*others, *((f"{key}.{e}", data) for e, data in members)])
 
 
-def cut(tar: Path) -> None:
-    tar.write_bytes(tar.read_bytes()[: 7 * 1024 + 100])
-
-
 NOT_3 = {0, 1, 2, 4, 5}
+# How the first tar is damaged, the samples that can be read, and the logged line.
 DAMAGE = {
-    "cut": (cut, {0, 1}, ["unexpected end of data"]),
-    "no tar": (lambda tar: tar.write_bytes(b"<html>" * 100), set(), ["invalid header"]),
-    "no label": (members_with(3, [("png", png(3))]), NOT_3, ["00003: its image, text or label is"]),
+    "cut": (lambda tar: os.truncate(tar, 7 * 1024 + 100), {0, 1}, "unexpected end of data"),
+    "no tar": (lambda tar: tar.write_bytes(b"<html>" * 100), set(), "invalid header"),
+    "no label": (members_with(3, [("png", png(3))]), NOT_3, "00003: its image, text or label is"),
     "label without class": (
         members_with(3, [("png", png(3)), ("cls", b"3")]),
         NOT_3,
-        ["00003: label 3 is out of range: there are 3 classes"],
+        "00003: label 3 is out of range: there are 3 classes",
     ),
-    "not decodable": (members_with(3, [("png", png(3)[:200]), ("cls", b"0")]), NOT_3, ["00003: "]),
-    "bomb": (
-        members_with(3, [("png", bomb()), ("cls", b"0")]),
-        NOT_3,
-        ["00003: the image has 60000"],
-    ),
+    "not decodable": (members_with(3, [("png", png(3)[:200]), ("cls", b"0")]), NOT_3, "00003: "),
+    "bomb": (members_with(3, [("png", bomb()), ("cls", b"0")]), NOT_3, "00003: the image has 600"),
 }
 
 
@@ -158,7 +152,7 @@ DAMAGE = {
 def test_damage_is_logged_once_counted_and_skipped(
     classes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
-    damage, intact, messages = DAMAGE[kind]
+    damage, intact, message = DAMAGE[kind]
     write_tar(tmp_path / "a.tar", images(0, 6))
     write_tar(tmp_path / "b.tar", images(10, 2))
     damage(tmp_path / "a.tar")
@@ -167,11 +161,10 @@ def test_damage_is_logged_once_counted_and_skipped(
     expected = {_number(f"{tmp_path}/a.tar: {number:05d}") for number in intact}
     expected |= {_number(f"{tmp_path}/b.tar: {number:05d}") for number in (10, 11)}
     assert expected <= set(numbers(found))
-    lines = [record.getMessage() for record in caplog.records]
-    assert len(lines) == len(loader.cursor.bad) == len(messages)
-    for line, part in zip(lines, messages, strict=True):
-        assert line.startswith(f"skipped {tmp_path}/a.tar: ")
-        assert part in line
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert len(loader.cursor.bad) == 1
+    assert line.startswith(f"skipped {tmp_path}/a.tar: ")
+    assert message in line
 
 
 def test_more_damage_than_the_limit_raises_an_error_that_lists_it(
