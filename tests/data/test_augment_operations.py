@@ -13,6 +13,7 @@ from data.augment.grayscale import Grayscale
 from data.augment.rand_augment import OPERATIONS
 
 FILL = {"RGB": (20, 240, 130), "L": (77,)}
+COLOR = {"RGB": (20, 240, 130), "L": 77}  # the same for Pillow
 AFFINE, BILINEAR = Image.Transform.AFFINE, Image.Resampling.BILINEAR
 
 
@@ -82,16 +83,8 @@ def test_level_mappings_match_pillow_exactly(mode: str) -> None:
 
 
 def affine(given: Image.Image, *matrix: float) -> Image.Image:
-    """Return the image transformed by Pillow, with empty pixels filled from `FILL`."""
-    fill = FILL[given.mode]
-    return given.transform(
-        given.size, AFFINE, matrix, BILINEAR, fillcolor=fill if fill[1:] else fill[0]
-    )
-
-
-def rotated(given: Image.Image, degrees: float) -> Image.Image:
-    fill = FILL[given.mode]
-    return given.rotate(degrees, BILINEAR, fillcolor=fill if fill[1:] else fill[0])
+    """Return the image transformed by Pillow, with empty pixels filled."""
+    return given.transform(given.size, AFFINE, matrix, BILINEAR, fillcolor=COLOR[given.mode])
 
 
 MOVES = {
@@ -113,7 +106,7 @@ MOVES = {
     ),
     "rotate": (
         lambda p, fill, a: image_operations.rotate(p, 60 * a, fill),
-        lambda p, a: rotated(p, 60 * a),
+        lambda p, a: p.rotate(60 * a, BILINEAR, fillcolor=COLOR[p.mode]),
     ),
 }
 
@@ -135,7 +128,7 @@ def test_affine_maps_match_pillow(name: str, amount: float, mode: str) -> None:
     empty = np.asarray(pillow(Image.fromarray(frame), amount)) == 77
     empty = cv2.erode(empty.astype(np.uint8), np.ones((5, 5), np.uint8)) > 0
     assert empty.any() or abs(amount) < 0.1
-    assert (moved[empty] == (fill if mode == "RGB" else fill[0])).all()
+    assert (moved[empty] == COLOR[mode]).all()
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])

@@ -44,9 +44,8 @@ def test_shards_at_a_url_equal_local_shards(mixed: Path, tmp_path: Path, url: st
     assert objects(url) == contents(tmp_path / "out")
     assert {"skipped.jsonl", MANIFEST} < objects(url).keys()
     assert remote.skipped == f"{url}/skipped.jsonl"
-    counts = ("num_skipped", "resumed")
-    assert [getattr(remote, name) for name in counts] == [4, 0]
-    assert [getattr(local, name) for name in counts] == [4, 0]
+    assert remote.num_skipped == local.num_skipped == 4
+    assert remote.resumed == local.resumed == 0
     assert write(source, url).complete_before
     with open_split(url, "test") as split, open_split(tmp_path / "out", "test") as expected:
         samples = range(len(split))
