@@ -112,19 +112,6 @@ def test_control_characters_in_a_key_are_escaped(tmp_path: Path) -> None:
     assert "cU+000Ad: no " in str(indexed.problems[0])
 
 
-def test_an_out_of_range_label_is_reported(copy: Path) -> None:
-    manifest = Manifest.read(copy)
-    fewer = Manifest.model_validate(manifest.model_dump() | {"classes": manifest.classes[:3]})
-    (copy / "manifest.json").write_bytes(fewer.to_bytes())
-    lost = damage_of(copy)
-    with open_split(copy, "train", max_bad_labels=99) as split:
-        bad = [split.key(int(i)) for i in (split.labels == 3).nonzero()[0]]
-    assert len(bad) > 3
-    for key in bad:
-        assert any(f"{key} has label 3, but there are only 3 classes" in d.line for d in lost)
-    assert kinds(lost).keys() == {"label"}
-
-
 def test_damaged_samples_beyond_the_limit_are_counted(
     copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
