@@ -76,9 +76,7 @@ def test_saturation_and_hue_do_not_change_gray_images() -> None:
         assert np.array_equal(pixels, plain)
 
 
-def test_color_jitter_draws_from_its_range_in_every_order(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_color_jitter_draws_from_its_range_in_every_order(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[str, float]] = []
     for name in ("brightness", "contrast", "saturation", "hue"):
         note = lambda p, amount, name=name: calls.append((name, amount)) or p  # noqa: E731

@@ -25,9 +25,7 @@ def names(source: ImageFolder) -> dict[str, set[str]]:
     return {split: {task.path for task in tasks} for split, tasks in source.splits().items()}
 
 
-def test_large_images_are_resized_and_small_images_keep_their_bytes(
-    tmp_path: Path,
-) -> None:
+def test_large_images_are_resized_and_small_images_keep_their_bytes(tmp_path: Path) -> None:
     write_image(tmp_path / "in/a/large.png", 0, 90, 60)
     write_image(tmp_path / "in/a/small.png", 1, 30, 31)
     (tmp_path / "in/a/small.png").rename(tmp_path / "in/a/small.jpg")  # the bytes are still PNG

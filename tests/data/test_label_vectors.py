@@ -20,9 +20,7 @@ def vectors(folder: Path) -> dict[str, list[float]]:
     return dict(zip(manifest.class_names, rows, strict=True))
 
 
-def test_vectors_of_emoji_are_found_for_any_variation_tone_or_sequence(
-    tmp_path: Path,
-) -> None:
+def test_vectors_of_emoji_are_found_for_any_variation_tone_or_sequence(tmp_path: Path) -> None:
     file = tmp_path / "e.txt"
     file.write_text("❤️ 1 0\n☀ 0 1\n🤷 3 3\n👍 5 5\n", encoding="utf-8")
     texts = ("a ❤", "b ☀️", f"c 🤷🏽{ZWJ}♀️", "d 👍🏿", "e 🔥")

@@ -83,10 +83,7 @@ def _killed(source: ImageFolder, url: str, variables: dict[str, str]) -> None:
 
 
 def test_a_killed_writer_is_resumed(
-    mixed: Path,
-    tmp_path: Path,
-    url: str,
-    server: dict[str, str],
+    mixed: Path, tmp_path: Path, url: str, server: dict[str, str]
 ) -> None:
     source = ImageFolder(mixed, skip_bad=True)
     write(source, tmp_path / "whole")

@@ -70,10 +70,7 @@ def test_ids_match_auto_tokenizer_and_truncation_keeps_the_last_token(folder: Pa
     assert all((row[0], row[-1]) == (2, 3) for row in ids)
 
 
-@pytest.mark.parametrize(
-    "template",
-    ["[CLS] [SEP] $A", "$A [SEP]", "$A", "[SEP] $A $A", None],
-)
+@pytest.mark.parametrize("template", ["[CLS] [SEP] $A", "$A [SEP]", "$A", "[SEP] $A $A", None])
 def test_special_tokens_are_those_that_the_library_adds(template: str | None) -> None:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "words", "number"]
     backend = Backend(models.WordLevel({word: i for i, word in enumerate(words)}, "[UNK]"))
@@ -155,12 +152,8 @@ def test_forked_workers_encode_silently_after_the_parent_used_threads(
     """The library's threads do not survive a fork. If the library used them, a child would hang."""
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
     out = tmp_path / "out"
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORKED, names, out],
-        timeout=240,
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-W", "ignore", "-c", FORKED, names, out]
+    ran = subprocess.run(command, timeout=240, capture_output=True, text=True)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert files(out) == files(folder)
 
