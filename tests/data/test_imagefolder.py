@@ -14,11 +14,10 @@ from tests.data.conftest import write_image
 from tests.faults.sitecustomize import error
 
 
-def write_folders(root: Path, *folders: str) -> Path:
+def write_folders(root: Path, *folders: str) -> None:
     """Write an image to each folder."""
     for path in folders:
         write_image(root / path / "0.png", 0)
-    return root
 
 
 def names(source: ImageFolder) -> dict[str, set[str]]:

@@ -46,7 +46,6 @@ EDITS = {
     "class 'apple' is listed twice": {"classes": [{"name": "apple"}] * 4},
     "its checksum does not match": {"classes": [{"name": name} for name in "abcde"]},
     "must be set together": {"label_vectors": "label_vectors.safetensors"},
-    "shards.0.file": {"file": "../train-000000.tar"},
     "1000000000000 samples do not fit": {"samples": 10**12},
 }
 
@@ -54,7 +53,7 @@ EDITS = {
 @pytest.mark.parametrize("expected", EDITS)
 def test_an_edited_manifest_raises(copy: Path, expected: str) -> None:
     changes = EDITS[expected]
-    if changes.keys() & {"file", "samples"}:
+    if "samples" in changes:
         shards = json.loads((copy / "manifest.json").read_text())["shards"]
         changes = {"shards": [shards[0] | changes]}
     edit(copy, **changes)
@@ -69,10 +68,8 @@ def test_an_edited_manifest_raises(copy: Path, expected: str) -> None:
         ("train-000001.tar", None, "train-000001.tar is missing"),
         ("train-000001.tar", -700, "train-000001.tar has "),
         ("train-000000.index.safetensors", None, "train-000000.index.safetensors is missing"),
-        *(
-            ("train-000000.index.safetensors", keep, "train-000000.index.safetensors is damaged")
-            for keep in (4, -1)
-        ),
+        ("train-000000.index.safetensors", 4, "train-000000.index.safetensors is damaged"),
+        ("train-000000.index.safetensors", -1, "train-000000.index.safetensors is damaged"),
     ],
 )
 def test_a_missing_or_truncated_file_raises(
@@ -176,7 +173,7 @@ def test_damaged_label_vectors_raise_and_the_writer_replaces_them(tmp_path: Path
     assert write_shards(source, tmp_path, workers=0).complete_before
 
 
-@pytest.mark.parametrize("name", ["a\x1b[31m.tar", "a\u2028.tar", "a/b", "a\\b"])
+@pytest.mark.parametrize("name", ["a\x1b[31m.tar", "a\u2028.tar", "../train-000000.tar", "a\\b"])
 def test_a_file_or_split_with_control_characters_raises(copy: Path, name: str) -> None:
     shards = json.loads((copy / "manifest.json").read_text())["shards"]
     edit(copy, shards=[shards[0] | {"file": name}])

@@ -40,19 +40,17 @@ def files() -> dict[str, bytes]:
     return found
 
 
-def write_files(folder: Path, content: dict[str, bytes], *, compressed: bool) -> Path:
-    folder.mkdir(exist_ok=True)
+def write_files(folder: Path, content: dict[str, bytes]) -> Path:
+    folder.mkdir()
     for name, data in content.items():
-        if compressed:
-            (folder / f"{name}.gz").write_bytes(gzip.compress(data))
-        else:
-            (folder / name).write_bytes(data)
+        (folder / name).write_bytes(data)
     return folder
 
 
 @pytest.fixture
 def mnist(tmp_path: Path) -> Path:
-    return write_files(tmp_path / "mnist", files(), compressed=True)
+    compressed = {f"{name}.gz": gzip.compress(data) for name, data in files().items()}
+    return write_files(tmp_path / "mnist", compressed)
 
 
 def test_every_image_is_stored_losslessly(mnist: Path, tmp_path: Path) -> None:
@@ -71,7 +69,7 @@ def test_every_image_is_stored_losslessly(mnist: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("dot", [False, True])
 def test_uncompressed_files_give_the_same_samples(mnist: Path, tmp_path: Path, dot: bool) -> None:
     named = {name.replace("-idx", ".idx") if dot else name: data for name, data in files().items()}
-    plain = Mnist(write_files(tmp_path / "plain", named, compressed=False))
+    plain = Mnist(write_files(tmp_path / "plain", named))
     assert plain.describe() == Mnist(mnist).describe()
 
 
