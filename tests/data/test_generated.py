@@ -7,15 +7,13 @@ import pytest
 
 from data.shards.manifest import Manifest
 from data.sources.generated import LabeledSample, write_shards
-from tests.data.conftest import contents, read, write_image
+from tests.data.conftest import contents, read
+from tests.noise_images import image
 
 
-def pictures(folder: Path, number: int = 12) -> Iterator[LabeledSample]:
+def pictures(number: int = 12) -> Iterator[LabeledSample]:
     for i in range(number):
-        path = folder / f"{i}.png"
-        write_image(path, i)
-        split = "val" if i % 4 == 3 else "train"
-        yield LabeledSample(path.read_bytes(), f"class {i % 2}", split, "things")
+        yield LabeledSample(image(i), f"class {i % 2}", "val" if i % 4 == 3 else "train", "things")
 
 
 def test_generated_images_become_shards_once(
@@ -23,18 +21,18 @@ def test_generated_images_become_shards_once(
 ) -> None:
     monkeypatch.setattr("data.sources.first_pass._CHUNK_BYTES", 5000)  # several batches
     out = tmp_path / "out"
-    manifest = write_shards(pictures(tmp_path), out, original=True, samples_per_shard=4, workers=2)
+    manifest = write_shards(pictures(), out, original=True, samples_per_shard=4, workers=2)
     assert manifest == Manifest.load(out)
     assert [info.attributes for info in manifest.classes] == [{"path": "things"}] * 2
     found = {**read(out, "train"), **read(out, "test")}
-    assert found == {sample.content: sample.label for sample in pictures(tmp_path)}
+    assert found == {sample.content: sample.label for sample in pictures()}
     assert len(read(out, "test")) == 3
     assert not (tmp_path / "out.first-pass").exists()
     before = contents(out)
-    assert write_shards(pictures(tmp_path), out, original=True, samples_per_shard=4) == manifest
+    assert write_shards(pictures(), out, original=True, samples_per_shard=4) == manifest
     assert contents(out) == before
     with pytest.raises(ValueError, match="out"):  # other samples
-        write_shards(pictures(tmp_path, 10), out, original=True, samples_per_shard=4)
+        write_shards(pictures(10), out, original=True, samples_per_shard=4)
 
 
 def test_plain_tuples_of_texts_are_split_by_a_hash(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from data.shards.manifest import Manifest
 from data.shards.writing.writer import write_shards
 from data.sources import HuggingFace
 from tests.data.conftest import kway_shard, read, read_sets, write_image
+from tests.noise_images import image
 
 
 @pytest.fixture(autouse=True)
@@ -28,9 +29,7 @@ def write_parquet(path: Path, features: Features, **columns: list[Any]) -> Path:
 def pictures(tmp_path: Path) -> tuple[Path, list[bytes]]:
     """Write a folder of Parquet files with a train and a test split. The last row has no label."""
     features = Features({"image": Image(), "label": ClassLabel(names=["zoo ", "air"])})
-    for i in range(5):
-        write_image(tmp_path / f"{i}.png", i)
-    content = [(tmp_path / f"{i}.png").read_bytes() for i in range(5)]
+    content = [image(i) for i in range(5)]
     rows = [{"bytes": data, "path": None} for data in content]
     folder = tmp_path / "in/data"
     write_parquet(
@@ -138,8 +137,7 @@ def test_what_the_library_cannot_open_raises(tmp_path: Path) -> None:
 
 def test_a_bad_image_names_its_split_and_row(tmp_path: Path) -> None:
     features = Features({"image": Image(), "label": Value("string")})
-    write_image(tmp_path / "0.png", 0)
-    good = {"bytes": (tmp_path / "0.png").read_bytes(), "path": None}
+    good = {"bytes": image(0), "path": None}
     rows = [good, good, {"bytes": b"text", "path": None}]
     file = write_parquet(tmp_path / "a.parquet", features, image=rows, label=["a", "b", "b"])
     source = HuggingFace(str(file), tmp_path / "work", test_fraction=0)

@@ -14,6 +14,7 @@ from data.shards.writing.writer import write_shards
 from data.sources import Table
 from data.sources.records import ParquetFile
 from tests.data.conftest import kway_shard, read, read_sets, write_image
+from tests.noise_images import image
 
 
 def text_table(folder: Path, *lines: str, **options: object) -> Table:
@@ -285,16 +286,10 @@ def test_the_same_image_with_two_labels_raises_an_error_that_names_both_rows(
         source.classes()
 
 
-def images(folder: Path, number: int) -> list[bytes]:
-    for i in range(number):
-        write_image(folder / f"{i}.png", i, 20 + 40 * (i == 1), 50)
-    return [(folder / f"{i}.png").read_bytes() for i in range(number)]
-
-
 def test_a_binary_column_contains_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """This is the layout that img2dataset writes, with empty images where a download failed."""
     monkeypatch.setattr("data.sources.first_pass._CHUNK_ROWS", 2)
-    found = images(tmp_path, 3)
+    found = [image(i) for i in range(3)]
     columns = {
         "url": ["https://example.org/a"] * 4,
         "jpg": [*found, None],
@@ -312,7 +307,8 @@ def test_a_binary_column_contains_images(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_struct_column_contains_images_or_paths(tmp_path: Path) -> None:
-    found = images(tmp_path, 2)
+    write_image(tmp_path / "1.png", 1)
+    found = [image(0), (tmp_path / "1.png").read_bytes()]
     kind = arrow.struct([("bytes", arrow.binary()), ("path", arrow.string())])
     rows = [{"bytes": found[0], "path": "0.png"}, {"bytes": None, "path": "1.png"}]
     columns = {"image": arrow.array(rows, kind), "label": ["x", "y"]}
