@@ -7,9 +7,10 @@ import pytest
 
 from data.shards.duplicates import Duplicates, find_duplicates
 from data.shards.writing.writer import write_shards
-from data.sources import ImageFolder, generated
-from tests.data.conftest import kway_shard, write_image
+from data.sources import generated
+from tests.data.conftest import kway_shard
 from tests.data.foreign_tars import Planted
+from tests.noise_images import image
 
 # XORing the generator polynomial of CRC-32 into a message does not change its checksum.
 POLYNOMIAL = 0x1DB710641
@@ -54,11 +55,9 @@ def test_a_damaged_duplicate_raises_an_error_that_names_its_shard(tmp_path: Path
 
 
 def test_the_command_reports_duplicates(tmp_path: Path) -> None:
-    for split, seeds in (("train", (1, 2, 3)), ("test", (3, 4))):
-        for seed in seeds:
-            write_image(tmp_path / "in" / split / "ab"[seed % 2] / f"{seed}.png", seed)
-    write_image(tmp_path / "in/train/a/3.png", 3)
-    write_shards(ImageFolder(tmp_path / "in"), tmp_path / "out", workers=0)
+    train = [(image(seed), "ab"[seed % 2], "train") for seed in (1, 2, 3)]
+    test = [(image(seed), "ab"[seed % 2], "test") for seed in (3, 4)]
+    generated.write_shards(train + test, tmp_path / "out", workers=0)
     kept = kway_shard("check", tmp_path / "out")
     assert kept.exit_code == 0, kept.output
     assert "duplicates: test: 1 of 2 are also in train" in kept.stdout
