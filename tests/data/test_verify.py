@@ -13,8 +13,6 @@ from data.retry import RetriesExhaustedError
 from data.shards.index import index_path
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
-from data.shards.writing.writer import write_shards
-from data.sources import EmojiNames
 from data.tars.indexing import index_shards
 from tests.data.conftest import damage_of, kway_shard, open_index, overwrite
 from tests.data.file_server import FileServer
@@ -150,15 +148,6 @@ def test_damage_at_a_url_is_reported_as_in_a_local_folder(
         one.line for one in found
     ]
     assert not (tmp_path / ".cache").exists()
-
-
-def test_label_vectors_at_a_url_are_verified(tmp_path: Path) -> None:
-    folder = tmp_path / "names"
-    write_shards(EmojiNames(9, ("en", "fr"), ("fr",)), folder, workers=0)
-    assert damage_of(f"file://{folder}") == []
-    (folder / "label_vectors.safetensors").write_bytes(b"x")
-    (damage,) = damage_of(f"file://{folder}")
-    assert damage.kind == "label vectors"
 
 
 def test_a_forbidden_shard_is_listed_as_damage(server: FileServer) -> None:
