@@ -80,11 +80,7 @@ def test_a_damaged_image_is_drawn_as_a_crossed_tile(tmp_path: Path) -> None:
     assert (centers == (120, 120, 120)).all(-1).sum() == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "message"), [("a.jpg", "ends in .png"), ("a.png", "texts have no")]
-)
-def test_a_contact_sheet_of_texts_raises(
-    texts: Path, tmp_path: Path, name: str, message: str
-) -> None:
-    done = kway_shard("show", texts, "--contact-sheet", tmp_path / name)
-    assert message in str(done.exception)
+def test_a_contact_sheet_is_a_png_of_images(texts: Path, tmp_path: Path) -> None:
+    for name, message in (("a.jpg", "ends in .png"), ("a.png", "texts have no")):
+        done = kway_shard("show", texts, "--contact-sheet", tmp_path / name)
+        assert message in str(done.exception)
