@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,20 +49,14 @@ class RayCluster:
         found = []
         for raylet in self.raylets:
             for child in psutil.Process(raylet).children():
-                if _title(child).startswith("ray::_call"):
-                    found.append(child)
+                with suppress(psutil.NoSuchProcess):
+                    if "".join(child.cmdline()[:1]).startswith("ray::_call"):
+                        found.append(child)
         return found
 
     def _ask(self, command: str):
         print(command, file=self._process.stdin, flush=True)
         return json.loads(self._process.stdout.readline())
-
-
-def _title(process: psutil.Process) -> str:
-    try:
-        return (process.cmdline() or [""])[0]
-    except psutil.NoSuchProcess:
-        return ""
 
 
 @contextmanager

@@ -11,10 +11,11 @@ from data.images.headers import is_jpeg_without_end, jpeg_header, png_header
 from data.sources.packing import packed
 from tests.data.bad_images import encoded
 
+NOISE = np.random.default_rng(0).integers(0, 256, (40, 60, 4), dtype=np.uint8)
+
 
 def jpeg(**options: object) -> bytes:
-    noise = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
-    return encoded(Image.fromarray(noise), "jpeg", **options)
+    return encoded(Image.fromarray(NOISE[:, :, :3]), "jpeg", **options)
 
 
 def size(data: bytes) -> tuple[int, int]:
@@ -70,9 +71,7 @@ def test_a_jpeg_without_an_end_marker_is_truncated(options: dict) -> None:
 
 
 def png(mode: str = "RGB", **options: object) -> bytes:
-    noise = np.random.default_rng(0).integers(0, 256, (40, 60, 4), dtype=np.uint8)
-    image = Image.fromarray(noise)
-    image = image if mode == "RGBA" else image.convert("RGB")
+    image = Image.fromarray(NOISE if mode == "RGBA" else NOISE[:, :, :3])
     return encoded(image.convert(mode), "png", **options)
 
 

@@ -1,6 +1,5 @@
 """Tokenizer training is deterministic, and opened tokenizers match AutoTokenizer."""
 
-import hashlib
 import json
 import shutil
 import subprocess
@@ -17,7 +16,7 @@ from data.shards.writing.writer import write_shards
 from data.sources import EmojiNames
 from data.text.tokenizer import Tokenizer, open_tokenizer
 from data.text.tokenizer_training import train_tokenizer, train_wordpiece
-from tests.data.conftest import open_index, overwrite
+from tests.data.conftest import contents, open_index, overwrite
 from tests.shards import image_shards
 
 TEXTS = [
@@ -49,10 +48,6 @@ def folder(names: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def copy(folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(folder, tmp_path / "copy"))
-
-
-def files(folder: Path) -> dict[str, str]:
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir()}
 
 
 def edit(file: Path, **changes: object) -> None:
@@ -155,7 +150,7 @@ def test_forked_workers_encode_silently_after_the_parent_used_threads(
     command = [sys.executable, "-W", "ignore", "-c", FORKED, names, out]
     ran = subprocess.run(command, timeout=240, capture_output=True, text=True)
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert files(out) == files(folder)
+    assert contents(out) == contents(folder)
 
 
 # ---------------------------------------------------------------------------- errors
@@ -268,7 +263,7 @@ def test_the_command_rejects_images_and_existing_folders(
     kway, capsys, names, folder, tmp_path
 ) -> None:
     images = image_shards(tmp_path)
-    before = files(folder)
+    before = contents(folder)
     for arguments, message in (
         ((images, "-o", tmp_path / "t"), "contains images: kway tokenizer requires texts"),
         ((names, "-o", folder), "already exists: choose another folder, or delete it"),
@@ -278,5 +273,5 @@ def test_the_command_rejects_images_and_existing_folders(
         error = capsys.readouterr().err
         assert message in error
         assert error.count("\n") == 1
-    assert files(folder) == before
+    assert contents(folder) == before
     assert list(tmp_path.glob("t*")) == []
