@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import data.classes.class_list
-import data.classes.strings
 from data.classes.class_list import ClassInfo, ClassList
 from data.classes.strings import CHUNK, Strings, hash_of
 from data.config import DataConfig
@@ -74,10 +72,8 @@ def test_names_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert classes.find("\ud800") is None
     assert classes.find_all(Strings.of([])).tolist() == []
     # Names with equal hashes are distinguished.
-    monkeypatch.setattr(
-        data.classes.strings, "_hashes", lambda chunk: np.zeros(len(chunk), np.uint64)
-    )
-    monkeypatch.setattr(data.classes.class_list, "hash_of", lambda name: 0)
+    monkeypatch.setattr("data.classes.strings._hashes", lambda chunk: np.zeros(len(chunk), "u8"))
+    monkeypatch.setattr("data.classes.class_list.hash_of", lambda name: 0)
     classes = ClassList.of_names(NAMES[1:])
     assert [classes.find(name) for name in wanted] == expected
     assert classes.find_all(wanted).tolist() == [-1 if one is None else one for one in expected]
@@ -132,12 +128,8 @@ def test_a_long_class_list_is_a_file_next_to_the_manifest(
     assert read == found
     assert read.classes == inline.classes
     monkeypatch.undo()
-    mixed = load_manifest(
-        DataConfig.model_validate(
-            {"shards": tmp_path / "file", "mixture": [{"shards": tmp_path / "inline"}]}
-        )
-    )
-    assert mixed.classes == inline.classes
+    mixed = DataConfig(shards=tmp_path / "file", mixture=[{"shards": tmp_path / "inline"}])
+    assert load_manifest(mixed).classes == inline.classes
     pickled = pickle.dumps(read.classes)  # maps the file again
     assert len(pickled) < 1000
     assert pickle.loads(pickled) == read.classes
