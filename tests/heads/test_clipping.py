@@ -37,30 +37,9 @@ def wrapped_network(wrap: str) -> nn.Module:
     return backbone
 
 
-def gradients(wrap: str) -> list[np.ndarray]:
-    """The gradients of the backbone, from this rank's rows of one batch."""
-    import torch.distributed as dist
-
-    rank, size = (dist.get_rank(), dist.get_world_size()) if wrap else (0, 1)
-    module = wrapped_network(wrap)
-    inputs, labels = torch.randn(32, 20), torch.randint(50, (32,))
-    head = ClassHead(64, 50, BatchCrossEntropy(), mesh=rank_mesh() if wrap else None)
-    rows = slice(rank * 32 // size, (rank + 1) * 32 // size)
-    head(module(inputs[rows]), labels[rows]).backward()
-    return [full_array(parameter.grad) for parameter in module.parameters()]
-
-
 def full_array(gradient: torch.Tensor) -> np.ndarray:
     found = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
     return found.numpy().copy()
-
-
-@pytest.mark.parametrize("wrap", ["ddp", "fsdp"])
-def test_summed_gradients_of_two_ranks_equal_the_gradients_of_one_process(wrap):
-    expected = gradients("")
-    for found in run_on_ranks(2, gradients, wrap):
-        for one, other in zip(found, expected, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-8)
 
 
 def clipped_steps(wrap: str, data_axis: int, fuses: bool):
