@@ -20,7 +20,6 @@ from tests.heads.cases import (
     problem,
     set_nodes,
 )
-from tests.host_reads import host_reads
 from tests.ranks import rank_world, run_on_ranks
 
 CLASSES, DIM, ROWS = 13, 5, 7
@@ -75,15 +74,6 @@ def test_batch_cross_entropy_with_weights_is_the_divergence_from_the_weighted_ta
     q = naive_logits(head.tree, features, nodes).flatten().softmax(0).view(4, CLASSES)
     want = (p * (p / q[torch.arange(4), labels]).log()).sum()
     torch.testing.assert_close(head(features, labels).detach(), want, rtol=1e-10, atol=1e-10)
-
-
-def test_the_host_does_not_wait_for_weights() -> None:
-    for kind in LOSS_KINDS:
-        head = make_head(kind, class_weights=OF_CLASSES)
-        features, labels = batch()
-        with host_reads() as reads:
-            head(features.requires_grad_(), labels, WEIGHTS, rows_of_ranks=[ROWS]).backward()
-        assert reads == [], kind
 
 
 def on_ranks(class_ranks: int | None = None) -> dict[str, list[np.ndarray]]:
