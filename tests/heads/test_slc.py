@@ -104,22 +104,6 @@ def test_a_threshold_is_the_true_score_at_rank_ceil_recall_times_positives(num, 
     assert measures.threshold.item() == num - rank
 
 
-def test_blocks_in_any_order_give_the_same_measures_as_one_block():
-    generator = torch.Generator().manual_seed(12)
-    scores = torch.randn(200, 10, generator=generator).round(decimals=1)
-    labels = torch.randint(0, 10, (200,), generator=generator)
-    expected = block_measures(scores, labels, torch.arange(10))
-    order = torch.randperm(10, generator=generator)
-    joined = ClassMeasures.concatenate(
-        [block_measures(scores[:, ids], labels, ids) for ids in order.split(3)]
-    )
-    assert joined.class_ids.tolist() == list(range(10))
-    for name in ("positives", "precision_at", "threshold"):
-        assert torch.equal(getattr(joined, name), getattr(expected, name)), name
-    torch.testing.assert_close(joined.average_precision, expected.average_precision)
-    assert joined.summary() == pytest.approx(expected.summary())
-
-
 def test_the_summary_averages_over_classes_with_samples():
     scores = torch.tensor([[3.0, 0.0, 9.0], [2.0, 1.0, 9.0], [1.0, 2.0, 9.0]])
     measures = block_measures(scores, torch.tensor([0, 1, 0]), torch.arange(3), (0.5, 0.99))
