@@ -47,11 +47,3 @@ def test_label_vectors_of_any_dtype_and_length_are_scaled_to_length_1(dtype, sca
     vectors = (torch.tensor([[3, 4], [0, 0]]) * scale).to(dtype)
     unit = LOSSES["simloss"]().prepare(ClassFacts(2, None, vectors)).vectors
     torch.testing.assert_close(unit, torch.tensor([[0.6, 0.8], [0.0, 0.0]]))
-
-
-def test_a_prepared_loss_keeps_constants_that_the_facts_do_not_provide():
-    vectors = torch.eye(3)
-    loss = LOSSES["simloss"]().prepare(ClassFacts(3, None, vectors))
-    assert torch.equal(loss.prepare(ClassFacts(3)).vectors, vectors)
-    with pytest.raises(ValueError, match="prepared for 3 classes, but the head has 4"):
-        loss.prepare(ClassFacts(4))
