@@ -10,48 +10,29 @@ from heads import ClassHead, Cosine
 from heads.engine.block_size import Processor
 from heads.losses import CrossEntropy
 from tests.heads.cases import make_loss
-from trainer.devices import DEVICES
 
-TILE = 128
 CPU = Processor("cpu")
-GPUS = {name: Processor("cuda", gpu.memory_bytes, gpu.num_sms) for name, gpu in DEVICES.items()}
-LIMITS_MIB = (None, 1, 64, 512, 8192)
-
-
-def limit_of(processor: Processor, memory_mib: int | None) -> int:
-    return (memory_mib or processor.default_memory_mib) << 20
-
-
-def is_power_of_two(number: int) -> bool:
-    return number.bit_count() == 1
-
-
-@pytest.mark.parametrize("memory_mib", LIMITS_MIB)
-@pytest.mark.parametrize("name", GPUS)
-def test_a_block_on_a_gpu_is_the_largest_that_fits_and_fills_the_gpu(
-    name: str, memory_mib: int | None
-) -> None:
-    gpu = GPUS[name]
-    limit, wave = limit_of(gpu, memory_mib), TILE * gpu.num_sms
-    for rows in (1, 7, 64, 256, 1000, 1024, 8192, 65_536):
-        classes = gpu.classes_at_once(4 * rows, limit)
-        fitting = limit // 8 // (4 * rows)
-        if fitting >= wave:
-            assert classes % wave == 0
-            assert is_power_of_two(classes // wave)
-        else:
-            assert is_power_of_two(classes)
-        assert classes == 64 or classes <= fitting < 2 * classes
-        tiles = -(-rows // TILE) * classes // TILE
-        assert classes < wave or tiles % gpu.num_sms == 0
+H100 = Processor("cuda", num_sms=132)  # a wave of tiles has 128 * 132 classes
 
 
 @pytest.mark.parametrize(
-    ("rows", "memory_mib", "classes"),
-    [(256, 512, 16_384), (1024, 512, 4096), (256, 64, 8192), (256, 0, 64), (1, 1, 32_768)],
+    ("processor", "rows", "memory_mib", "classes"),
+    [
+        (CPU, 256, 512, 16_384),
+        (CPU, 1024, 512, 4096),
+        (CPU, 256, 64, 8192),
+        (CPU, 256, 0, 64),
+        (CPU, 1, 1, 32_768),
+        (H100, 256, 512, 2 * 128 * 132),
+        (H100, 1000, 8192, 8 * 128 * 132),
+        (H100, 8192, 512, 2048),
+        (H100, 65_536, 1, 64),
+    ],
 )
-def test_a_block_on_a_cpu_fits_the_cache(rows: int, memory_mib: int, classes: int) -> None:
-    assert CPU.classes_at_once(4 * rows, memory_mib << 20) == classes
+def test_a_block_fits_the_cache_of_a_cpu_and_is_waves_of_tiles_on_a_gpu(
+    processor: Processor, rows: int, memory_mib: int, classes: int
+) -> None:
+    assert processor.classes_at_once(4 * rows, memory_mib << 20) == classes
 
 
 def step(head: ClassHead, features: Tensor, labels: Tensor) -> tuple[list[int], list[Tensor]]:
