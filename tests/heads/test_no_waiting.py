@@ -56,7 +56,6 @@ def reads_of_step(head: ClassHead, rows: list[int], *, of_sets: bool = False) ->
     return found
 
 
-# Every loss and every logit map with every weighting, and the options of a head.
 WEIGHTS = torch.arange(1.0, NUM_CLASSES + 1)
 Head = tuple[str, str, str, dict[str, Any]]
 # Every loss and every logit map with one weighting, and the options of a head.
