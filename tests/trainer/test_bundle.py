@@ -47,24 +47,6 @@ def copy(written: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(written, tmp_path / "pets"))
 
 
-@pytest.mark.parametrize("bias", [True, False])
-def test_rows_are_read_exactly_and_logits_equal_a_linear_layer(tmp_path: Path, bias: bool) -> None:
-    weight = rows(bias=bias)
-    class_ids = [6, 0, 3, 3]
-    features = torch.randn(5, DIM)
-    with Bundle.open(write(tmp_path / "b", bias=bias)) as bundle:
-        found = bundle.rows(class_ids)
-        logits = bundle.logits(features, class_ids)
-    assert torch.equal(found.rows, weight[class_ids, :DIM])
-    assert torch.equal(found.bias, weight[class_ids, DIM]) if bias else found.bias is None
-    layer = torch.nn.Linear(DIM, len(NAMES), bias=bias)
-    with torch.no_grad():
-        layer.weight.copy_(weight[:, :DIM])
-        if bias:
-            layer.bias.copy_(weight[:, DIM])
-        torch.testing.assert_close(logits, layer(features)[:, class_ids])
-
-
 @pytest.mark.parametrize("name", LOGIT_MAPS)
 def test_served_scores_equal_the_evaluated_scores(tmp_path: Path, name: str) -> None:
     """Tests both a query and a gallery. During training, the head's logit map also has a margin and
