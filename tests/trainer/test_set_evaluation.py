@@ -19,7 +19,7 @@ from tests.trainer.test_evaluation_measures import (
     problem,
 )
 from trainer.config import EvalConfig
-from trainer.evaluation import load_evaluation, measure, save_evaluation
+from trainer.evaluation import measure
 from trainer.evaluation.class_scores import SplitRows
 from trainer.promises import make_promises
 
@@ -161,18 +161,6 @@ def test_sets_of_one_label_have_the_measures_of_one_label_per_sample():
     for found in ("correct", "reached"):
         assert torch.equal(getattr(one, found), getattr(other, found))
     np.testing.assert_array_equal(one.promises.thresholds, other.promises.thresholds)
-
-
-def test_an_evaluation_of_sets_is_saved_and_loaded(tmp_path):
-    world = rank_world()
-    rows = SplitRows(problem(8)[0], LabelSets.of(sets_of(8)))
-    found = measure(head_of(world, "dense"), rows, CONFIG, world)
-    assert not any(name.startswith("psp") for name in found.metrics)
-    save_evaluation(tmp_path, found, step=3)
-    again = load_evaluation(tmp_path, step=3)
-    assert again.metrics == found.metrics
-    assert again.num_samples == 8
-    assert torch.equal(again.correct, found.correct)
 
 
 def test_a_split_without_labels_is_an_error():
