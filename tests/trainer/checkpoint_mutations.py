@@ -29,21 +29,6 @@ def remove_a_file(draw: Random, folder: Path, _: Path) -> None:
     any_file(draw, folder).unlink()
 
 
-def swap_ranks(_: Random, folder: Path, __: Path) -> None:
-    one, other = tensor_files(folder)[:2]
-    temporary = folder / "temporary"
-    one.rename(temporary)
-    other.rename(one)
-    temporary.rename(other)
-
-
-def copy_all_files_but_one_of_another_step(draw: Random, folder: Path, older: Path) -> None:
-    unchanged = any_file(draw, folder).name
-    for path in older.iterdir():
-        if path.name != unchanged:
-            shutil.copyfile(path, folder / path.name)
-
-
 def replace_by_another_step(_: Random, folder: Path, older: Path) -> None:
     shutil.rmtree(folder)
     shutil.copytree(older, folder)
@@ -121,8 +106,6 @@ def deep_state(_: Random, folder: Path, __: Path) -> None:
 MUTATIONS: list[Mutation] = [
     truncate,
     remove_a_file,
-    swap_ranks,
-    copy_all_files_but_one_of_another_step,
     replace_by_another_step,
     add_a_file,
     link_outside,
