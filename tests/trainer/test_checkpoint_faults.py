@@ -13,7 +13,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,26 +41,19 @@ MEGABYTE = 2**20
 FILE_OPERATIONS = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "open"}
 
 
-@contextmanager
-def mounted(disk: Path) -> Iterator[None]:
-    """Mount a file system of 4 MB at `disk`."""
-    disk.mkdir(parents=True)
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
     if shutil.which("mount") is None or os.geteuid() != 0:
         pytest.skip("mounting a small disk needs root and mount")
     finished = subprocess.run(mount, capture_output=True, text=True, timeout=60)
     if finished.returncode != 0:
         pytest.skip(f"a small disk cannot be mounted here: {finished.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", str(disk)], check=True, timeout=60)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    with mounted(tmp_path / "disk"):
-        yield tmp_path / "disk"
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True, timeout=60)
 
 
 def save_until_full(root: Path, in_background: bool) -> str:

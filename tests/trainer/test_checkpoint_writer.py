@@ -23,10 +23,6 @@ from trainer.checkpoints import (
 
 MEGABYTE = 2**20
 
-needs_proc = pytest.mark.skipif(
-    not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's /proc/self/clear_refs"
-)
-
 
 def writer_of(root: Path, *, start_step: int = 0, **options: Any) -> CheckpointWriter:
     known = {"keep_every_steps", "print_line", "evaluated_on"}
@@ -106,7 +102,9 @@ def highest_memory_of_saves(root: Path, in_background: bool, num_bytes: int) -> 
     return resident("VmHWM") - before
 
 
-@needs_proc
+@pytest.mark.skipif(
+    not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's /proc/self/clear_refs"
+)
 @pytest.mark.parametrize(("in_background", "copies"), [(False, 0), (True, 1)])
 def test_a_save_needs_one_copy_in_the_background_and_none_in_the_foreground(
     in_background, copies, tmp_path

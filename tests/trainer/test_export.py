@@ -152,16 +152,12 @@ def test_the_error_for_an_evaluation_from_an_older_version_contains_the_fix(run,
         export_run(run, tmp_path / "bundle", rank_world())
 
 
-def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
-
-
 def test_a_failed_export_leaves_no_new_files_and_an_intact_old_bundle(finished, run, tmp_path):
     out = Path(shutil.copytree(finished / "bundle", tmp_path / "bundle"))
     (path,) = RunFolder(run).evaluations.glob("*.safetensors")
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ValueError, match=r"is damaged .*: run `kway eval` again"):
         export_run(run, out, rank_world(), force=True)
-    assert names(tmp_path) == {"run", "bundle"}
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "bundle"}
     with Bundle.open(out) as bundle:
         bundle.verify()
