@@ -1,6 +1,5 @@
 """Options that change how a step is computed do not change its losses and weights."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,16 @@ import pytest
 import torch
 
 from tests.ranks import run_on_ranks
-from tests.trainer.training import clip_gradients, full_entries, images, share, started, take_steps
+from tests.trainer.training import (
+    assert_equal_results,
+    clip_gradients,
+    each,
+    images,
+    share,
+    started,
+    take_steps,
+    trained,
+)
 from trainer.config import EmaConfig
 from trainer.ema import MovingAverage
 from trainer.loss_scale import LossScale
@@ -20,29 +28,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not:UserWarning"),
 ]
-
-
-def trained(shards: Path, changes: dict[str, Any]) -> tuple[list[float], dict[str, np.ndarray]]:
-    task = started(shards, **changes)
-    losses = take_steps(task, 3)
-    entries = full_entries(task)
-    task.strategy.close()
-    return losses, entries
-
-
-def each(
-    function: Callable[[Path, dict[str, Any]], Any], shards: Path, cases: list[dict[str, Any]]
-) -> list[Any]:
-    """Call `function` for each case in turn on the same ranks, because starting ranks is slow."""
-    return [function(shards, changes) for changes in cases]
-
-
-def assert_equal_results(found: Any, expected: Any, case: str) -> None:
-    np.testing.assert_allclose(found[0], expected[0], rtol=1e-4, err_msg=case)
-    for name, value in expected[1].items():
-        np.testing.assert_allclose(
-            found[1][name], value, rtol=2e-3, atol=2e-5, err_msg=f"{case} {name}"
-        )
 
 
 def with_option(option: str, strategy: str) -> dict[str, Any]:
@@ -68,8 +53,9 @@ def test_an_option_does_not_change_the_results(cases, glyphs):
     """Batch norm is synchronized. Its statistics are updated only once, even if the forward pass
     runs twice.
     """
-    expected = trained(glyphs, {})
-    for rank in run_on_ranks(2, each, trained, glyphs, cases):
+    expected = trained(glyphs, None, {})
+    arguments = [(glyphs, None, changes) for changes in cases]
+    for rank in run_on_ranks(2, each, trained, arguments):
         for case, found in zip(cases, rank, strict=True):
             assert_equal_results(found, expected, str(case))
 
@@ -89,8 +75,9 @@ WITH_BF16_WEIGHTS = [
 
 
 def test_half_precision_trains_float32_weights_under_every_strategy(glyphs):
-    expected = trained(glyphs, {})
-    for rank in run_on_ranks(2, each, trained, glyphs, HALF_PRECISION):
+    expected = trained(glyphs, None, {})
+    cases = [(glyphs, None, changes) for changes in HALF_PRECISION]
+    for rank in run_on_ranks(2, each, trained, cases):
         for case, (losses, entries) in zip(HALF_PRECISION, rank, strict=True):
             np.testing.assert_allclose(losses, expected[0], rtol=3e-2, err_msg=str(case))
             assert losses != expected[0], case
@@ -100,10 +87,10 @@ def test_half_precision_trains_float32_weights_under_every_strategy(glyphs):
 def test_bf16_weights_give_the_results_of_autocast_up_to_rounding(glyphs):
     """Under autocast, matrix products round their weights in the same way."""
     cases = [{"train__precision": "bf16", **case} for case in WITH_BF16_WEIGHTS]
-    ranks = run_on_ranks(2, each, trained, glyphs, cases)
+    ranks = run_on_ranks(2, each, trained, [(glyphs, None, changes) for changes in cases])
     for number, case in enumerate(cases):
         alone = {key: value for key, value in case.items() if key != "train__strategy"}
-        expected = trained(glyphs, alone)
+        expected = trained(glyphs, None, alone)
         for losses, entries in (rank[number] for rank in ranks):
             np.testing.assert_allclose(losses, expected[0], rtol=1e-3, err_msg=str(case))
             for name, value in entries.items():
@@ -186,7 +173,8 @@ AVERAGED = [
 def test_averages_replace_the_weights_inside_the_context(glyphs):
     expected = averaged_features(glyphs, {})
     assert np.abs(expected[0] - expected[1]).max() > 1e-3
-    for rank in run_on_ranks(2, each, averaged_features, glyphs, AVERAGED):
+    cases = [(glyphs, changes) for changes in AVERAGED]
+    for rank in run_on_ranks(2, each, averaged_features, cases):
         for case, found in zip(AVERAGED, rank, strict=True):
             np.testing.assert_array_equal(found[2], found[0], err_msg=str(case))
             for got, want in zip(found, expected, strict=True):

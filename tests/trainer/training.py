@@ -1,5 +1,6 @@
 """Trains a tiny task for a few steps with any strategy, for several test modules."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,38 @@ def clip_gradients(task: Task, max_norm: float | None) -> float:
     norm = float(gradient_norm(task))
     divide_gradients(task, float(task.loss_scale.value), norm, max_norm)
     return norm
+
+
+Trained = tuple[list[float], dict[str, np.ndarray]]
+
+
+def trained(shards: Path, class_ranks: int | None, changes: dict[str, Any]) -> Trained:
+    """Return the losses of three steps with the gradient norm of the next one, and all entries
+    after the three steps.
+    """
+    task = started(shards, class_ranks, **changes)
+    rows = changes.get("train__global_batch", 12)
+    losses = take_steps(task, 3, rows=rows)
+    entries = full_entries(task)
+    compute_gradients(task, share(task, rows), step=4)
+    norm = clip_gradients(task, None)
+    task.strategy.close()
+    return [*losses, norm], entries
+
+
+def each(function: Callable[..., Any], cases: list[tuple[Any, ...]]) -> list[Any]:
+    """Call `function` with the arguments of each case on the same ranks, because starting ranks is
+    slow."""
+    return [function(*case) for case in cases]
+
+
+def assert_equal_results(found: Trained, expected: Trained, name: str) -> None:
+    np.testing.assert_allclose(found[0], expected[0], rtol=2e-5, err_msg=name)
+    assert found[1].keys() == expected[1].keys(), name
+    for entry, value in expected[1].items():
+        np.testing.assert_allclose(
+            found[1][entry], value, rtol=2e-3, atol=2e-5, err_msg=f"{name} {entry}"
+        )
 
 
 def full_entries(task: Task) -> dict[str, np.ndarray]:
