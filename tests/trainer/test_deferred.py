@@ -26,7 +26,7 @@ from tests.ranks import forked, run_on_ranks, running, set_rank
 from tests.shards import glyph_recipe
 from tests.system.processes import write_recipe
 from tests.system.runs import losses, read_lines
-from tests.trainer.training import full_entries, share, started
+from tests.trainer.training import each, full_entries, share, started
 from trainer.__main__ import main
 from trainer.agreement import Agreement
 from trainer.step import Numbers, StepNumbers, read_numbers, take_step
@@ -176,10 +176,6 @@ def assert_nothing_changed(steps: Steps, case: dict[str, Any], num_ranks: int) -
     assert math.isfinite(steps.last_loss), case
 
 
-def taken_by_each(shards: Path, cases: list[dict[str, Any]]) -> list[Steps]:
-    return [taken(started, shards, case) for case in cases]
-
-
 @pytest.mark.parametrize(
     ("num_ranks", "cases"),
     [
@@ -193,7 +189,7 @@ def test_a_step_reads_once_if_its_optimizer_does_not_read_the_flag(
     num_ranks: int, cases: list[dict[str, Any]], glyphs: Path
 ) -> None:
     """DeepSpeed itself reads more in its forward pass and its update."""
-    for rank in run_on_ranks(num_ranks, taken_by_each, glyphs, cases):
+    for rank in run_on_ranks(num_ranks, each, taken, [(started, glyphs, case) for case in cases]):
         for case, steps in zip(cases, rank, strict=True):
             ours = [read for read in steps.reads if "trainer/strategies/deepspeed.py" not in read]
             assert ours == ["tolist at trainer/step.py"], case
@@ -393,29 +389,26 @@ def test_labels_outside_the_classes_are_found_before_they_are_copied(glyphs: Pat
         take_step(task, replace(share(task), mixed=mixed), 1.0, step=3)
 
 
-def without_counting_rows(shards: Path, cases: list[dict[str, Any]]) -> list[tuple[str, bool]]:
+def without_counting_rows(shards: Path, case: dict[str, Any]) -> tuple[str, bool]:
     """Take a step in which no row has a positive weight. Return the error and whether the weights
     are unchanged."""
-    found = []
-    for case in cases:
-        task = started_deferred(shards, **case)
-        take(task, 1)
-        before = entries(task)
-        task.head.engine.class_weights.zero_()
-        taken = take_step(task, share(task), 1.0, step=2)
-        with pytest.raises(ValueError, match="step 2") as error:
-            read_numbers(task, taken)
-        after = entries(task)
-        same = all(np.array_equal(value, after[name]) for name, value in before.items())
-        found.append((str(error.value), same))
-        task.strategy.close()
-    return found
+    task = started_deferred(shards, **case)
+    take(task, 1)
+    before = entries(task)
+    task.head.engine.class_weights.zero_()
+    taken = take_step(task, share(task), 1.0, step=2)
+    with pytest.raises(ValueError, match="step 2") as error:
+        read_numbers(task, taken)
+    after = entries(task)
+    task.strategy.close()
+    same = all(np.array_equal(value, after[name]) for name, value in before.items())
+    return str(error.value), same
 
 
 def test_a_batch_without_positive_row_weights_is_reported_one_step_late(glyphs: Path) -> None:
     weighted = {"train__global_batch": 12, "head__class_weights": "balanced"}
     cases = [weighted, {**weighted, **PARTS}, {**weighted, **PARTS, "head__loss__kind": "batch_ce"}]
-    for rank in run_on_ranks(2, without_counting_rows, glyphs, cases):
+    for rank in run_on_ranks(2, each, without_counting_rows, [(glyphs, case) for case in cases]):
         assert rank == [(f"step 2: {NOTHING_COUNTS}", True)] * len(cases)
 
 

@@ -14,7 +14,7 @@ from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe
 from tests.system.processes import write_recipe
 from tests.trainer.checkpoint_runs import save_checkpoint
-from tests.trainer.training import full_array, resume, share, started, take_steps
+from tests.trainer.training import each, full_array, resume, share, started, take_steps
 from trainer.__main__ import main
 from trainer.bundle.export import export_run
 from trainer.checkpoints.entries import (
@@ -156,30 +156,21 @@ TYPES: list[dict[str, Any]] = [
 ]
 
 
-def save(shards: Path, root: Path, cases: list[dict[str, Any]]) -> list[Any]:
-    """Save a checkpoint of each case after two steps. Return the rows at the checkpoint, and the
-    rows and the moments after the next step."""
-    found = []
-    for number, changes in enumerate(cases):
-        task = started(shards, None, train__global_batch=12, **changes)
-        for step in (1, 2):
-            take(task, step)
-        folder = root / str(number)
-        save_checkpoint(folder, training_entries(task), {"step": 2}, task.world, keep=1)
-        found.append(_next_step(task))
-        task.strategy.close()
-    return found
+def save(shards: Path, root: Path, changes: dict[str, Any]) -> Any:
+    """Save a checkpoint after two steps. Return the rows at the checkpoint, and the rows and the
+    moments after the next step."""
+    task = started(shards, None, train__global_batch=12, **changes)
+    for step in (1, 2):
+        take(task, step)
+    save_checkpoint(root, training_entries(task), {"step": 2}, task.world, keep=1)
+    return _next_step(task)
 
 
-def load(shards: Path, root: Path, cases: list[dict[str, Any]]) -> list[Any]:
-    """Load the checkpoints of `save` and return the same."""
-    found = []
-    for number, changes in enumerate(cases):
-        task = started(shards, None, train__global_batch=12, **changes)
-        resume(task, root / str(number))
-        found.append(_next_step(task))
-        task.strategy.close()
-    return found
+def load(shards: Path, root: Path, changes: dict[str, Any]) -> Any:
+    """Load the checkpoint of `save` and return the same."""
+    task = started(shards, None, train__global_batch=12, **changes)
+    resume(task, root)
+    return _next_step(task)
 
 
 def _next_step(task: Task) -> Any:
@@ -190,13 +181,16 @@ def _next_step(task: Task) -> Any:
         for name, tensor in training_entries(task).items()
         if name.startswith(("optimizer.head.weight", "ema.head.weight"))
     }
-    return before, rows_of(task), moments
+    found = before, rows_of(task), moments
+    task.strategy.close()
+    return found
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 2), (3, 1)])
 def test_a_resumed_run_takes_the_same_steps(before, after, glyphs, tmp_path):
-    saved = run_on_ranks(before, save, glyphs, tmp_path, TYPES)
-    loaded = run_on_ranks(after, load, glyphs, tmp_path, TYPES)
+    cases = [(glyphs, tmp_path / str(number), case) for number, case in enumerate(TYPES)]
+    saved = run_on_ranks(before, each, save, cases)
+    loaded = run_on_ranks(after, each, load, cases)
     for case in range(len(TYPES)):
         first, last = (
             [np.concatenate([rank[case][part] for rank in ranks]) for ranks in (saved, loaded)]

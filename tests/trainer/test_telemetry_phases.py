@@ -11,7 +11,7 @@ import torch
 
 from heads.collectives import all_gather_rows, all_reduce_sum, collective_hook
 from tests.ranks import rank_world, run_on_ranks
-from tests.trainer.training import started, take_steps
+from tests.trainer.training import each, started, take_steps
 from trainer.telemetry.phases import Phases
 
 CPU = torch.device("cpu")
@@ -57,19 +57,17 @@ def test_the_busy_time_excludes_collectives_and_parts_of_a_step_that_contain_the
         assert phases.take_busy() < SLEEP_SECONDS
 
 
-def busy_seconds_of_two_steps(shards: Path, cases: list[dict[str, Any]]) -> list[float]:
-    """Return this rank's busy times. Rank 1 takes `SLOW_SECONDS` longer in each forward pass."""
-    found = []
-    for case in cases:
-        task = started(shards, **case)
-        if task.world.rank == 1:
-            task.backbone.encoder.register_forward_pre_hook(lambda *_: time.sleep(SLOW_SECONDS))
-        with collective_hook(task.phases.collective):
-            take_steps(task, 1)
-            task.phases.take_busy()
-            take_steps(task, 2, first=2)
-            found.append(task.phases.take_busy())
-        task.strategy.close()
+def busy_seconds_of_two_steps(shards: Path, case: dict[str, Any]) -> float:
+    """Return this rank's busy time. Rank 1 takes `SLOW_SECONDS` longer in each forward pass."""
+    task = started(shards, **case)
+    if task.world.rank == 1:
+        task.backbone.encoder.register_forward_pre_hook(lambda *_: time.sleep(SLOW_SECONDS))
+    with collective_hook(task.phases.collective):
+        take_steps(task, 1)
+        task.phases.take_busy()
+        take_steps(task, 2, first=2)
+        found = task.phases.take_busy()
+    task.strategy.close()
     return found
 
 
@@ -78,7 +76,8 @@ def test_waiting_for_a_slow_rank_is_not_busy_time(glyphs: Path):
         {"train__strategy": {"kind": "ddp"}, "backbone__batch_norm": "sync"},
         {"train__strategy": {"kind": "fsdp"}, "backbone__batch_norm": "frozen"},
     ]
-    fast, slow = run_on_ranks(2, busy_seconds_of_two_steps, glyphs, cases)
+    arguments = [(glyphs, case) for case in cases]
+    fast, slow = run_on_ranks(2, each, busy_seconds_of_two_steps, arguments)
     for case, mine, others in zip(cases, fast, slow, strict=True):
         assert mine < others - SLOW_SECONDS, case
 
