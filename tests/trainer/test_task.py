@@ -56,16 +56,13 @@ def trained_weights(shards: Path, rows: int, changes: dict) -> dict[str, np.ndar
     return {name: tensor.numpy() for name, tensor in task.state_dict().items()}
 
 
-@pytest.mark.parametrize(
-    ("loss", "weights", "rows"),
-    [("ce", "dense", 12), ("batch_ce", "vtree", 11), ("bce", "utree", 3)],
-)
-def test_training_on_1_2_and_4_ranks_gives_the_same_weights(glyphs, loss, weights, rows):
-    """Batch norm is synchronized. With 3 rows on 4 ranks, one rank has no rows."""
-    changes = {"head__loss__kind": loss, "head__weights__kind": weights}
-    alone = trained_weights(glyphs, rows, changes)
+def test_training_on_1_2_and_4_ranks_gives_the_same_weights(glyphs):
+    """Batch norm is synchronized. With 3 rows on 4 ranks, one rank has no rows. test_strategies.py
+    trains other losses and trees on ranks."""
+    changes = {"head__loss__kind": "bce", "head__weights__kind": "utree"}
+    alone = trained_weights(glyphs, 3, changes)
     for world_size in (2, 4):
-        ranks = run_on_ranks(world_size, trained_weights, glyphs, rows, changes)
+        ranks = run_on_ranks(world_size, trained_weights, glyphs, 3, changes)
         for name in SHARDED:
             head = np.concatenate([result[name] for result in ranks])
             np.testing.assert_allclose(head, alone[name], rtol=1e-4, atol=2e-6)
@@ -208,19 +205,14 @@ def test_gradient_caching_updates_batch_norm_once_per_micro_batch(glyphs):
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_a_bert_backbone_trains_every_parameter(glyphs, pooling):
-    """Every parameter gets a gradient. DDP would wait for a missing one."""
+def test_every_parameter_of_a_bert_backbone_gets_a_gradient(glyphs, pooling):
+    """DDP would wait for a missing one."""
     config = {**TINY_BERT, **NO_DROPOUT}
     task = started(
         glyphs, backbone__config=config, backbone__pooling=pooling, train__global_batch=8
     )
-    before = float(compute_gradients(task.train(), texts(8), step=1).loss)
+    compute_gradients(task.train(), texts(8), step=1)
     assert all(parameter.grad is not None for parameter in task.parameters())
-    set_rates(task, 1.0)
-    for _ in range(20):
-        update_weights(task, step=1)
-        loss = float(compute_gradients(task, texts(8), step=1).loss)
-    assert loss < before / 2
 
 
 @pytest.mark.parametrize(
