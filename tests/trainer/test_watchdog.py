@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -36,8 +37,8 @@ class Phase:
 # ---------------------------------------------------------------- code of the ranks
 
 
-def _train(
-    rank: int, watchdog: Watchdog, phase: Phase, act: Callable[[], None], faulty: int
+def train_steps(
+    rank: int, watchdog: Watchdog, phase: Phase, *, act: Callable[[], None], faulty: int
 ) -> None:
     """Run five steps with one collective each. Rank `faulty` calls `act` before the collective in
     step 3.
@@ -65,18 +66,6 @@ def sleep() -> None:
     time.sleep(600)
 
 
-def rank_1_stops(rank: int, watchdog: Watchdog, phase: Phase) -> None:
-    _train(rank, watchdog, phase, stop, faulty=1)
-
-
-def rank_0_stops(rank: int, watchdog: Watchdog, phase: Phase) -> None:
-    _train(rank, watchdog, phase, stop, faulty=0)
-
-
-def rank_1_sleeps(rank: int, watchdog: Watchdog, phase: Phase) -> None:
-    _train(rank, watchdog, phase, sleep, faulty=1)
-
-
 def rank_1_skips(rank: int, watchdog: Watchdog, phase: Phase) -> None:
     phase.current = "head"
     for step in range(1, 4):
@@ -100,15 +89,10 @@ def rank_1_sleeps_before_its_group(rank: int, watchdog: Watchdog, phase: Phase) 
     dist.all_reduce(torch.ones(2), group=group)
 
 
-def rank_1_stops_under_ddp(rank: int, watchdog: Watchdog, phase: Phase) -> None:
-    _train_network(rank, DistributedDataParallel(torch.nn.Linear(4, 4)))
-
-
-def rank_1_stops_under_fsdp(rank: int, watchdog: Watchdog, phase: Phase) -> None:
-    _train_network(rank, fully_shard(torch.nn.Linear(4, 4)))
-
-
-def _train_network(rank: int, network: torch.nn.Module) -> None:
+def rank_1_stops_with_a_network(
+    rank: int, watchdog: Watchdog, phase: Phase, *, wrap: Callable[..., torch.nn.Module]
+) -> None:
+    network = wrap(torch.nn.Linear(4, 4))
     for step in range(3):
         if rank == 1 and step == 2:
             stop()
@@ -144,14 +128,16 @@ class Case:
     stopped: int | None = None
 
 
-STOPS = Case(rank_1_stops, stopped=1)
-STORE_STOPS = Case(rank_0_stops, stopped=0)
-SLEEPS = Case(rank_1_sleeps)
+STOPS = Case(partial(train_steps, act=stop, faulty=1), stopped=1)
+STORE_STOPS = Case(partial(train_steps, act=stop, faulty=0), stopped=0)
+SLEEPS = Case(partial(train_steps, act=sleep, faulty=1))
 SKIPS = Case(rank_1_skips)
 READS_LONG = Case(all_read_long, size=2)
 LONG_TIMEOUT = Case(rank_1_sleeps_before_its_group, size=2)
-DDP = Case(rank_1_stops_under_ddp, size=2, stopped=1)
-FSDP = Case(rank_1_stops_under_fsdp, size=2, stopped=1)
+DDP, FSDP = (
+    Case(partial(rank_1_stops_with_a_network, wrap=wrap), size=2, stopped=1)
+    for wrap in (DistributedDataParallel, fully_shard)
+)
 # The cases in a batch run concurrently, because they spend most of their time waiting.
 BATCHES = [
     [STOPS, STORE_STOPS, READS_LONG, DDP],
