@@ -2,18 +2,16 @@
 score."""
 
 import io
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from serving.model import Model
 from tests.trainer.tiny_classifiers import (
     IMAGE_MODELS,
     IMAGE_PROCESSORS,
-    NAMES,
+    bundle_logits,
     save_image_classifier,
 )
 from trainer.importing.classifier import import_classifier
@@ -30,13 +28,6 @@ def image_files() -> list[bytes]:
             small.save(file, kind)
             files.append(file.getvalue())
     return files
-
-
-def bundle_logits(bundle: Path, files: list[bytes]) -> np.ndarray:
-    model = Model.open(bundle)
-    model.self_check()
-    features = model.features([model.prepare(file) for file in files])
-    return model.bundle.logits(features, range(len(NAMES))).numpy()
 
 
 @torch.inference_mode()

@@ -14,18 +14,12 @@ from tests.trainer.tiny_classifiers import (
     MAX_LENGTH,
     TEXT_MODELS,
     UNSUPPORTED_TEXT_MODELS,
+    bundle_logits,
     save_text_classifier,
 )
 from trainer.importing.classifier import import_classifier
 
 TEXTS = ["husky", "a cat and a dog or a tabby cat", "und 猫 🐶", "", "cat " * 50]
-
-
-def bundle_logits(bundle: Path) -> np.ndarray:
-    model = Model.open(bundle)
-    model.self_check()
-    features = model.features([model.prepare(text) for text in TEXTS])
-    return model.bundle.logits(features, range(model.bundle.spec.num_classes)).numpy()
 
 
 @torch.inference_mode()
@@ -46,7 +40,7 @@ def test_logits_equal_those_of_the_original_model(kind, tmp_path):
     expected = original_logits(model, tmp_path / "model")
     assert expected.std(0).min() > 0
     scale = float(np.abs(expected).max())
-    assert bundle_logits(tmp_path / "bundle") == pytest.approx(expected, abs=1e-5 * scale)
+    assert bundle_logits(tmp_path / "bundle", TEXTS) == pytest.approx(expected, abs=1e-5 * scale)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +59,7 @@ def test_a_classifier_with_one_output_answers_for_its_only_class(trained, tmp_pa
     import_classifier(str(tmp_path / "model"), bundle)
     expected = original_logits(model, tmp_path / "model")
     assert expected.shape == (len(TEXTS), 1)
-    assert bundle_logits(bundle) == pytest.approx(expected, abs=1e-5)
+    assert bundle_logits(bundle, TEXTS) == pytest.approx(expected, abs=1e-5)
     threshold = float(np.median(expected))
     answer = ask(bundle, "--class", "relevant", "--threshold", threshold, "--json", "--text", "cat")
     (verdict,) = json.loads(answer)["results"][0]["verdicts"]

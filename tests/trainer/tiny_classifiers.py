@@ -1,8 +1,10 @@
 """Classifiers of transformers with tiny random networks, saved as a user would save them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import (
@@ -21,6 +23,7 @@ from transformers.models.efficientnet.image_processing_pil_efficientnet import (
 
 from data.text.tokenizer import Tokenizer
 from data.text.tokenizer_training import ROLES, train_wordpiece
+from serving.model import Model
 
 NAMES = ("husky", "tabby cat", "crane", "crane", "")
 MAX_LENGTH = 24
@@ -119,6 +122,14 @@ def save_text_classifier(folder: Path, kind: str = "bert", **more: Any) -> PreTr
     )
     own.save(folder)
     return _saved(AutoModelForSequenceClassification.from_config(config), folder)
+
+
+def bundle_logits(bundle: Path, inputs: Sequence[bytes | str]) -> np.ndarray:
+    """Return the logits of image files or texts for all classes of a bundle."""
+    model = Model.open(bundle)
+    model.self_check()
+    features = model.features([model.prepare(each) for each in inputs])
+    return model.bundle.logits(features, range(model.bundle.spec.num_classes)).numpy()
 
 
 def _saved(model: PreTrainedModel, folder: Path, processor: Any = None) -> PreTrainedModel:
