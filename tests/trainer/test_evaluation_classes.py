@@ -4,10 +4,7 @@ eval`.
 
 import csv
 import json
-import os
-import resource
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +13,11 @@ import torch
 
 from data.shards.manifest import Manifest
 from heads.slc import ClassMeasures
-from tests.ranks import forked
 from trainer.evaluation import Evaluation, load_evaluation
 from trainer.evaluation.__main__ import EvaluationRequest
 from trainer.evaluation.__main__ import main as evaluate_on_a_rank
 from trainer.evaluation.saved import ClassTable, write_csv
 from trainer.promises import make_promises
-from trainer.recipe import dump_recipe, load_recipe
 
 NAMES = ["red", 'with "quotes", and\nlines', "empty", "緑"]
 
@@ -113,31 +108,15 @@ def test_settings_that_are_too_long_for_a_folder_fail_before_the_evaluation(
     assert "shorten a list" in capsys.readouterr().err
 
 
-def evaluate_in_little_memory(run: Path, errors: Path) -> None:
-    """Evaluate with 400 MiB of memory left and standard error redirected to a file."""
-    with errors.open("w") as file:
-        os.dup2(file.fileno(), 2)
-    torch.set_num_threads(1)
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * resource.getpagesize() + (400 << 20)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    sys.exit(evaluate_on_a_rank([str(run)]))
+def test_running_out_of_memory_prints_a_one_line_error_with_a_suggestion(run, injected, capsys):
+    """test_out_of_memory.py covers the errors of torch and NumPy."""
 
+    def fail() -> None:
+        raise MemoryError
 
-LARGE = ("size=512", "resize=520", "crops=10")
-
-
-def test_running_out_of_memory_prints_a_one_line_error_with_a_suggestion(run, tmp_path):
-    large = tmp_path / "run"
-    shutil.copytree(run, large)
-    recipe = load_recipe(large / "recipe.yaml", [f"data.image.{key}" for key in LARGE])
-    (large / "recipe.yaml").write_text(dump_recipe(recipe), encoding="utf-8")
-    process = forked(evaluate_in_little_memory, large, tmp_path / "errors")
-    process.start()
-    process.join(120)
-    process.kill()
-    errors = (tmp_path / "errors").read_text()
-    assert process.exitcode == 1, errors
+    injected("pread", "test-000000.tar", fail)
+    assert evaluate_on_a_rank([str(run)]) == 1
+    errors = capsys.readouterr().err
     assert errors.startswith("error: the machine ran out of memory in evaluation: ")
     assert errors.endswith("; try --set evaluation.batch=256\n")
     assert errors.count("\n") == 1
