@@ -13,9 +13,8 @@ from experiments.papers.comparison import Compared
 from experiments.papers.experiments import mnist, published_networks, tree_norms, tree_synthetic
 from experiments.papers.experiments.published_networks import TABLES, CifarTable
 from experiments.papers.experiments.tree_synthetic import Arm, Trained
-from experiments.papers.intervals import difference
 from experiments.papers.job import Measures
-from experiments.papers.section import Claim, verdict
+from experiments.papers.section import Claim
 from experiments.papers.tree_simulation import Regime
 
 # Arm -> measure -> level of its runs. `around` spreads the runs around it.
@@ -45,12 +44,6 @@ def mirrored(levels: Levels) -> Levels:
 
 def verdicts(claims: Sequence[Claim]) -> list[str]:
     return [claim.verdict for claim in claims]
-
-
-def test_the_verdict_on_a_zero_difference_is_negative() -> None:
-    same = difference([0.1, 0.5, 0.3], [0.1, 0.5, 0.3])
-    assert (same.low, same.high) == (0, 0)
-    assert verdict(same) == "does not hold"
 
 
 # ---------------------------------------------------------------- MNIST

@@ -33,16 +33,6 @@ def test_only_the_published_scale_can_reproduce_or_contradict(
     assert status([claim(verdict) for verdict in verdicts], scale) is expected
 
 
-def test_a_row_of_an_unknown_claim_is_an_error() -> None:
-    definition = {
-        **dict.fromkeys(("item", "claim", "published"), ""),
-        "experiment": "one",
-        "claims": ["it loses"],
-    }
-    with pytest.raises(KeyError, match="it loses"):
-        row(definition, {"one": Section("one", "001", "One", "", claims=[claim("holds")])})
-
-
 def test_every_row_has_stored_results_or_the_reason_why_it_was_not_run() -> None:
     sections = {one.name: one for one in stored_sections(ROOT, EXPERIMENTS, kept=RESULTS)}
     for paper, definition in summary().items():

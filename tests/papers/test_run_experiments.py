@@ -1,8 +1,6 @@
 """Running experiments: jobs run once and within a budget, and their results become a page."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,8 +13,6 @@ from experiments.papers.job_runner import JobRunner
 from experiments.papers.run_experiments import run_experiments, stored_sections
 from experiments.papers.section import Section, Table, verdict
 from tests.papers.counted import Doubling, doubling
-from tests.system.processes import ROOT, environment
-from tests.waiting import wait_until
 
 
 def procedure(budget: Budget, _album: PlotFolder) -> Procedure:
@@ -39,26 +35,6 @@ def test_results_obtained_before_an_error_are_stored(tmp_path: Path) -> None:
     assert (tmp_path / "done").read_text().split() == ["1"]
 
 
-def test_the_budget_is_charged_when_each_job_ends(tmp_path: Path) -> None:
-    reports: list[tuple[int, int, float]] = []
-
-    def three(_budget: Budget, _album: PlotFolder) -> Procedure:
-        yield [doubling(number) for number in (1, 2, 3)]
-        return Section("three", "001", "Three", "")
-
-    experiment = Experiment("three", "001", "Three", 1, three)
-    with JobRunner(tmp_path, tmp_path / "out", workers=0) as runner:
-        run_experiments(
-            [experiment],
-            runner,
-            60,
-            lambda _, done, total, budget: reports.append((done, total, budget.spent)),
-        )
-    assert [(done, total) for done, total, _ in reports] == [(number, 3) for number in range(4)]
-    spent = [minutes for *_, minutes in reports]
-    assert 0 == spent[0] < spent[1] < spent[2] < spent[3]
-
-
 def test_a_section_in_an_earlier_format_is_omitted(tmp_path: Path) -> None:
     with JobRunner(tmp_path, tmp_path / "out", workers=0) as runner:
         run_experiments([ONE], runner, 60)
@@ -67,19 +43,6 @@ def test_a_section_in_an_earlier_format_is_omitted(tmp_path: Path) -> None:
     del tree["format"]
     path.write_text(json.dumps(tree))
     assert stored_sections(tmp_path / "out", [ONE]) == []
-
-
-def test_workers_exit_when_their_runner_is_killed(tmp_path: Path) -> None:
-    code = "import sys; from pathlib import Path; from tests.papers.sleeper import sleep_in_runner"
-    command = [sys.executable, "-c", f"{code}; sleep_in_runner(Path(sys.argv[1]))", str(tmp_path)]
-    started = subprocess.Popen(command, cwd=ROOT, env=environment())
-    try:
-        wait_until((tmp_path / "worker").is_file)
-    finally:
-        started.kill()
-        started.wait(60)
-    worker = int((tmp_path / "worker").read_text())
-    wait_until(lambda: not Path(f"/proc/{worker}").exists())
 
 
 def test_an_experiment_runs_rounds_until_its_budget_is_spent(tmp_path: Path) -> None:
@@ -128,6 +91,7 @@ def test_intervals_use_students_t() -> None:
     assert found.half == pytest.approx(4.302653 * 1.0 / 3**0.5, rel=1e-6)
     assert mean([5.0]).text() == "5.000"
     assert difference([2.0, 4.0], [1.0, 3.0]).half == 0.0
+    assert verdict(difference([0.1, 0.5], [0.1, 0.5])) == "does not hold"
     assert [verdict(mean(numbers)) for numbers in ([1, 2, 1.5], [-1, -2, -1.5], [-1, 1, 0])] == [
         "holds",
         "does not hold",

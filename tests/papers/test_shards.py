@@ -66,8 +66,3 @@ def test_missing_shards_are_written_again(papers_data: Path, tmp_path: Path) -> 
     before = labels(shards, "test")
     rmtree(shards)
     assert labels(made(dataset, papers_data, tmp_path), "test") == before
-
-
-def test_a_missing_dataset_raises_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"cifar-100-binary.tar.gz does not exist: "):
-        made(Dataset("cifar100"), tmp_path, tmp_path / "out")
