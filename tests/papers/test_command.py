@@ -1,8 +1,6 @@
 """The command `python -m experiments.papers`: its list of experiments, one-line errors and page."""
 
-import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +16,6 @@ from experiments.papers.section import Claim, Section, Table
 from launch.main import run
 from tests.dispositions import default_signals
 from tests.papers.counted import doubling
-from tests.system.processes import ROOT, environment
-from tests.waiting import wait_until
 
 Papers = Callable[..., int]
 _NEEDED = "numbers.txt"
@@ -183,33 +179,21 @@ def test_a_page_is_written_with_figures_and_results_are_reused(
     assert (data / "done").read_text() == "4321\n"  # the job ran once
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @default_signals()
-def test_an_interrupted_run_keeps_its_results_and_resumes(tmp_path: Path) -> None:
-    results = tmp_path / "out" / "results"
-    command = [sys.executable, "-m", "experiments.papers", "001-lemmas", "-o", results.parent]
-    command += ["--minutes", "0.01", "--workers", "1"]
-    kept: dict[Path, int] = {}
-    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)):
-        started = subprocess.Popen(command, cwd=ROOT, env=environment(), stderr=subprocess.DEVNULL)
-        try:
-            wait_until(
-                lambda: len(_times(results)) > len(kept),  # noqa: B023
-                200,
-                possible=lambda: started.poll() is None,  # noqa: B023
-            )
-            os.kill(started.pid, number)
-            assert started.wait(60) == code
-        finally:
-            started.kill()
-            started.wait(60)
-        assert kept.items() < _times(results).items()
-        kept = _times(results)
+def test_an_interrupted_run_keeps_its_results_and_resumes(
+    number: int, code: int, papers: Papers, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def procedure(_budget: Budget, _plots: PlotFolder) -> Procedure:
+        yield [doubling(1)]
+        signal.raise_signal(number)
+        raise AssertionError
 
-
-def _times(results: Path) -> dict[Path, int]:
-    """Return when each result was stored."""
-    return {path: path.stat().st_mtime_ns for path in results.glob("*.json")}
+    interrupted = Experiment("001-one", "001", "The first", 1, procedure)
+    monkeypatch.setattr(__main__, "EXPERIMENTS", (interrupted,))
+    for _ in range(2):
+        assert papers("001", "--data", data, "--out", "out", "--workers", "1") == code
+    assert (data / "done").read_text() == "1\n"  # the job ran once
 
 
 def test_a_run_whose_time_is_up_ends_and_says_how_to_resume(
