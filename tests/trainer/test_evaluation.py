@@ -20,7 +20,9 @@ from trainer.evaluation import (
 from trainer.task import Task, build_task
 
 
-def task_and_recipe(shards: Path, weights: str, loss: str = "ce") -> tuple[Task, object]:
+def task_and_recipe(
+    shards: Path, weights: str, loss: str = "ce", class_ranks: int | None = None
+) -> tuple[Task, object]:
     recipe = glyph_recipe(
         shards,
         Path("unused"),
@@ -32,7 +34,10 @@ def task_and_recipe(shards: Path, weights: str, loss: str = "ce") -> tuple[Task,
     manifest = Manifest.load(shards)
     vectors = load_label_vectors(shards, manifest)
     task = build_task(
-        recipe, class_names=manifest.class_names, label_vectors=vectors, world=rank_world()
+        recipe,
+        class_names=manifest.class_names,
+        label_vectors=vectors,
+        world=rank_world(class_ranks),
     )
     return task.eval(), recipe
 
@@ -85,16 +90,20 @@ def test_classes_of_a_head_over_nodes_are_those_of_the_labels(glyphs: Path) -> N
             np.testing.assert_array_equal(counts, reached)
 
 
-def passes_of_two_evaluations(shards: Path):
-    """Count the passes of a complete evaluation, and of one that stops at the first check."""
-    return forward_passes(shards, 0), forward_passes(shards, 1)
+def passes_of_evaluations(shards: Path, class_ranks: int | None):
+    """Count the passes of a complete evaluation, and of those that stop at the first and at the
+    last check."""
+    complete = forward_passes(shards, class_ranks, 0)
+    return complete, *(forward_passes(shards, class_ranks, stop) for stop in (1, complete[1]))
 
 
-def forward_passes(shards: Path, stop_at: int) -> tuple[int, int, bool, bool]:
+def forward_passes(
+    shards: Path, class_ranks: int | None, stop_at: int
+) -> tuple[int, int, bool, bool]:
     """Return the number of backbone passes, the number of checks, whether the evaluation was
     stopped, and whether the task is in training mode afterwards.
     """
-    task, recipe = task_and_recipe(shards, "dense")
+    task, recipe = task_and_recipe(shards, "dense", class_ranks=class_ranks)
     # There are 57 samples on 4 ranks: the first rank has 15 in three batches, and the others have
     # 14 in two.
     settings = recipe.evaluation.model_copy(update={"batch": 7})
@@ -120,11 +129,14 @@ def forward_passes(shards: Path, stop_at: int) -> tuple[int, int, bool, bool]:
     return passes, checks, False, task.training
 
 
-def test_all_ranks_run_the_backbone_equally_often_and_stop_at_the_same_check(glyphs):
-    ((complete, stopped),) = set(run_on_ranks(4, passes_of_two_evaluations, glyphs))
-    assert complete[0] == 3
-    assert complete[2:] == (False, True)
-    assert stopped == (0, 1, True, True)
+@pytest.mark.parametrize("class_ranks", [4, 1])
+def test_all_ranks_run_the_backbone_equally_often_and_stop_at_the_same_check(class_ranks, glyphs):
+    found = run_on_ranks(4, passes_of_evaluations, glyphs, class_ranks)
+    ((complete, *stopped),) = set(found)
+    num_checks = complete[1]
+    assert num_checks > 3  # also between blocks of classes
+    assert complete == (3, num_checks, False, True)
+    assert stopped == [(0, 1, True, True), (3, num_checks, True, True)]
 
 
 def test_a_saved_evaluation_is_loaded_unchanged(glyphs, tmp_path):

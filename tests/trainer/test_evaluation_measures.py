@@ -241,44 +241,6 @@ def test_ranks_without_classes_and_groups_without_rows_do_not_change_the_measure
     assert expected[1] == 1.0  # top 5 of three classes
 
 
-def stops(class_ranks, sizes) -> list[tuple[int, bool]]:
-    """Run three evaluations: one completes, one stops at the second check, and one at the last
-    check.
-    """
-    complete = stopped_at(class_ranks, sizes, None)
-    return [complete, *(stopped_at(class_ranks, sizes, check) for check in (2, complete[0]))]
-
-
-def stopped_at(class_ranks, sizes, stop_check: int | None) -> tuple[int, bool]:
-    """Return the number of checks and whether the evaluation was stopped."""
-    world = rank_world(class_ranks)
-    features, labels, _ = problem(sum(sizes))
-    rows = rows_of_group(world, features, labels, sizes)
-    num_checks = 0
-
-    def check() -> None:
-        nonlocal num_checks
-        num_checks += 1
-        if num_checks == stop_check:
-            raise InterruptedError
-
-    try:
-        head = head_of(world, "dense", 0)
-        measure(head, rows, CONFIG, world, check=check)
-    except InterruptedError:
-        return num_checks, True
-    return num_checks, False
-
-
-@pytest.mark.parametrize(("sharing", "sizes"), [(3, [9]), (1, [5, 0, 2])])
-def test_all_ranks_make_the_same_checks_and_stop_at_the_same_check(sharing, sizes):
-    first, *others = run_on_ranks(3, stops, sharing, sizes)
-    assert others == [first, first]
-    times = first[0][0]
-    assert times > NUM_CLASSES / sharing  # classes in blocks, twice
-    assert first == [(times, False), (2, True), (times, True)]
-
-
 WRONG = {
     "nan": "a score of class 12 is NaN",
     "label": "1 labels of the split are out of range 0 … 12",
