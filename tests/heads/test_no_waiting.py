@@ -90,16 +90,6 @@ def test_no_head_waits_on_several_ranks(class_ranks: int, rows: list[int]) -> No
         assert reads == []
 
 
-def test_a_step_that_checks_its_inputs_waits() -> None:
-    head = make_head("ce", "dense", "dot")
-    with host_reads() as reads:
-        head(torch.randn(4, DIM), torch.randint(NUM_CLASSES, (4,)))
-    assert [read.partition(":")[0] for read in reads] == [
-        "tolist at heads/engine/agreement.py",
-        "aten._local_scalar_dense.default at heads/engine/engine.py",
-    ]
-
-
 def rows_of(num_rows: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(num_rows, DIM, generator=generator)
