@@ -54,10 +54,6 @@ def as_bits(entries: dict[str, Tensor]) -> dict[str, np.ndarray]:
     }
 
 
-def config(*, in_background: bool = True, **options: Any) -> CheckpointConfig:
-    return CheckpointConfig(in_background=in_background, **options)
-
-
 def save_steps(
     root: Path,
     steps: list[int],
@@ -67,7 +63,7 @@ def save_steps(
 ) -> None:
     """Save a checkpoint of each step in `steps` from all ranks."""
     world = rank_world(class_ranks)
-    settings = config(**(options or {}))
+    settings = CheckpointConfig(**(options or {}))
     with CheckpointWriter(root, settings, world, start_step=start_step) as writer:
         for step in steps:
             writer.save(entries_at(step, world), {"step": step})
@@ -77,7 +73,7 @@ def save_checkpoint(
     root: Path, entries: dict[str, Tensor], state: dict[str, Any], world: World, *, keep: int
 ) -> Path:
     """Write one checkpoint in the foreground and delete all but the newest `keep` checkpoints."""
-    settings = config(keep_last=keep, in_background=False)
+    settings = CheckpointConfig(keep_last=keep, in_background=False)
     with CheckpointWriter(root, settings, world, start_step=state["step"]) as writer:
         writer.save(entries, state)
     return step_folder(root, state["step"])

@@ -25,7 +25,6 @@ from tests.faults.sitecustomize import inject
 from tests.ranks import RankError, forked, rank_world, run_on_ranks, running, set_rank
 from tests.trainer.checkpoint_mutations import seal_file, tensor_files
 from tests.trainer.checkpoint_runs import (
-    config,
     entries_at,
     load_into_zeros,
     save_steps,
@@ -33,6 +32,7 @@ from tests.trainer.checkpoint_runs import (
 )
 from trainer.checkpoints import CheckpointWriter, find_checkpoint
 from trainer.checkpoints import find as verification
+from trainer.config import CheckpointConfig
 from trainer.faults import Watchdog
 from trainer.telemetry.phases import Phases
 from trainer.world import open_world
@@ -60,7 +60,7 @@ def save_until_full(root: Path, in_background: bool) -> str:
     """Save 1.5 MB per step, so the third step does not fit on the disk."""
     world = rank_world()
     entries = {f"weight.{number}": torch.zeros(48, 1024) for number in range(8)}
-    settings = config(keep_last=9, in_background=in_background)
+    settings = CheckpointConfig(keep_last=9, in_background=in_background)
     writer = CheckpointWriter(root, settings, world, start_step=0, print_line=lambda _: None)
     try:
         for step in range(1, 9):
@@ -97,7 +97,7 @@ def save_with_a_limit_on_one_rank(root: Path, in_background: bool) -> list[str]:
     """Return the errors of three saves. Rank 1 cannot write the second one."""
     world, errors = rank_world(), []
     entries = {f"weight.{number}": torch.zeros(MEGABYTE // 4) for number in range(2)}
-    settings = config(keep_last=9, in_background=in_background)
+    settings = CheckpointConfig(keep_last=9, in_background=in_background)
     with CheckpointWriter(root, settings, world, start_step=0) as writer:
         for step in (1, 2, 3):
             limited = world.rank == 1 and step == 2
@@ -141,7 +141,7 @@ def end_before_change(root: Path, number: int, steps: list[int], start_step: int
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(count)
-    settings = config(in_background=False, keep_last=1)
+    settings = CheckpointConfig(in_background=False, keep_last=1)
     with CheckpointWriter(root, settings, rank_world(), start_step=start_step) as writer:
         for step in steps:
             writer.save(entries_at(step, rank_world()), {"step": step})

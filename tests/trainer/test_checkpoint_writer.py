@@ -12,7 +12,7 @@ import torch.distributed as dist
 from benchmarks.timing import resident, restart_high_water_mark
 from tests.ranks import rank_world, run_on_ranks
 from tests.trainer.checkpoint_mutations import tensor_files
-from tests.trainer.checkpoint_runs import config, save_checkpoint, save_steps, verify_newest
+from tests.trainer.checkpoint_runs import save_checkpoint, save_steps, verify_newest
 from trainer.checkpoints import (
     CheckpointWriter,
     committed_folders,
@@ -20,6 +20,7 @@ from trainer.checkpoints import (
     load_tensors,
     open_checkpoint,
 )
+from trainer.config import CheckpointConfig
 
 MEGABYTE = 2**20
 
@@ -28,7 +29,7 @@ def writer_of(root: Path, *, start_step: int = 0, **options: Any) -> CheckpointW
     known = {"keep_every_steps", "print_line", "evaluated_on"}
     writer_options = {key: options.pop(key) for key in known & options.keys()}
     return CheckpointWriter(
-        root, config(**options), rank_world(), start_step=start_step, **writer_options
+        root, CheckpointConfig(**options), rank_world(), start_step=start_step, **writer_options
     )
 
 
@@ -77,7 +78,7 @@ def test_the_next_save_waits_for_the_previous_one_and_prints_a_line(tmp_path):
 
 def save_between_collectives(root: Path) -> bool:
     world, correct = rank_world(), True
-    with CheckpointWriter(root, config(), world, start_step=0) as writer:
+    with CheckpointWriter(root, CheckpointConfig(), world, start_step=0) as writer:
         for step in range(1, 6):
             writer.save(weight(step, MEGABYTE), {"step": step})
             for number in range(100):
