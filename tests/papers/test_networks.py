@@ -1,6 +1,5 @@
 """The published networks have the sizes and the layers that their papers state, and train."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,15 +9,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from data.images.config import ImageConfig
 from experiments.networks import NETWORKS, register_networks
-from tests.ranks import rank_world
-from tests.shards import glyph_recipe
 from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.backbone.blocks import repeated_blocks
 from trainer.backbone.config import BackboneConfig
-from trainer.bundle.bundle import Bundle
-from trainer.bundle.export import export_run
-from trainer.run.trained_run import open_trained
-from trainer.train import train
 
 # For gray images of 16 x 16 pixels.
 SMALL: dict[str, dict[str, Any]] = {
@@ -112,14 +105,3 @@ def test_initial_weights_have_the_variance_proposed_by_he_et_al() -> None:
             is_conv = isinstance(part, nn.Conv2d)
             fan = part.out_channels * part.kernel_size[0] ** 2 if is_conv else part.in_features
             assert float(part.weight.detach().std()) == pytest.approx((2 / fan) ** 0.5, rel=0.05)
-
-
-def test_an_exported_run_computes_the_same_features_as_its_task(
-    images: Path, tmp_path: Path
-) -> None:
-    recipe = glyph_recipe(images, tmp_path / "run", backbone__config=small("wide_resnet"))
-    train(recipe, rank_world())
-    export_run(recipe.run, tmp_path / "bundle", rank_world())
-    task = open_trained(recipe.run, rank_world()).task
-    with Bundle.open(tmp_path / "bundle") as bundle, torch.no_grad():
-        assert torch.equal(bundle.load_backbone()(noise(4)), task.backbone(noise(4)))
