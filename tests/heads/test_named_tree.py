@@ -104,27 +104,6 @@ def test_a_tree_file_with_other_classes_or_of_another_kind_is_rejected(named, tm
     assert tree.digest() == build_cover_tree(ROWS).utree().digest()
 
 
-HIERARCHY = {"weights": {"kind": "vtree", "tree": {"kind": "hierarchy"}}}
-PATHS = [("a", "left"), ("a", "left"), ("a", "right"), ("b",), ("b",)]
-
-
-def test_a_head_can_use_the_hierarchy_of_the_class_list():
-    given = HeadConfig.model_validate(HIERARCHY)
-    assert given.needs_hierarchy
-    assert not HeadConfig.model_validate({"weights": {"kind": "vtree"}}).needs_hierarchy
-    options = {"num_classes": 5, "label_vectors": None}
-    paths = (PATHS, np.arange(5))
-    tree = build_tree(given, **options, class_paths=paths)
-    # The classes, then a, b and left; `right` has a single child.
-    parents = [7, 7, 5, 6, 6, -1, -1, 5]
-    expected = LabelTree.from_parents(parents, [0, 1, 2, 3, 4, -1, -1, -1])
-    assert tree.digest() == expected.digest()
-    head = build_head(given, dim=4, mesh=None, seed=0, device="cpu", class_paths=paths, **options)
-    assert (head.tree.num_classes, head.tree.num_nodes) == (5, 8)
-    with pytest.raises(ValueError, match="needs class paths"):
-        build_tree(given, **options)
-
-
 def test_near_trivial_trees_are_detected():
     rng = np.random.default_rng(2)
     trees = {
