@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from heads import ArcFace, ClassHead, CosFace, Cosine, Dot, NormFace, SphereFace
@@ -60,11 +61,27 @@ def set_nodes(head: ClassHead, nodes: Tensor) -> None:
             head.bias.copy_(held[:, head.dim])
 
 
+def share(num_rows: int) -> slice:
+    """The rows of this rank."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    return slice(num_rows * rank // world, num_rows * (rank + 1) // world)
+
+
 def gradient_of_nodes(head: ClassHead) -> Tensor:
     """The gradient of this rank's rows [n, dim], with the bias's gradient as the last column."""
     if head.bias is None:
         return head.weight.grad
     return torch.cat([head.weight.grad, head.bias.grad[:, None]], dim=1)
+
+
+def loss_and_gradients(
+    head: ClassHead, features: Tensor, labels: Tensor
+) -> tuple[float, np.ndarray, np.ndarray]:
+    """The loss of a step and its gradients with respect to features and this rank's rows."""
+    features = features.clone().requires_grad_()
+    loss = head(features, labels)
+    loss.backward()
+    return float(loss.detach()), features.grad.numpy(), gradient_of_nodes(head).numpy()
 
 
 def naive_rows(tree: LabelTree, nodes: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from heads import (
     sum_gradients,
     sum_sharded_gradients,
 )
+from tests.heads.cases import share
 from tests.ranks import rank_mesh, run_on_ranks
 
 
@@ -45,10 +46,7 @@ def full_array(gradient: torch.Tensor) -> np.ndarray:
 def clipped_steps(wrap: str, data_axis: int, fuses: bool):
     """The norms of three clipped steps, the backbone and this rank's rows after them, and the
     classes of these rows."""
-    rank, size, mesh = 0, 1, None
-    if wrap:
-        mesh = rank_mesh(data_axis)
-        rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    mesh, mine = (rank_mesh(data_axis), share(32)) if wrap else (None, slice(None))
     backbone = wrapped_network(wrap)
     inputs, labels = torch.randn(32, 20), torch.randint(50, (32,))
     logits = Dot(learn_scale=True)
@@ -60,9 +58,9 @@ def clipped_steps(wrap: str, data_axis: int, fuses: bool):
     ]
     of_head = FusedSGD(head, lr=0.5, deferred=True) if fuses else SGD(groups)
     of_backbone = SGD(backbone.parameters(), lr=0.5)
-    rows, norms = slice(rank * 32 // size, (rank + 1) * 32 // size), []
+    norms = []
     for _ in range(3):
-        head(backbone(inputs[rows]), labels[rows]).backward()
+        head(backbone(inputs[mine]), labels[mine]).backward()
         parameters = [*backbone.parameters(), *head.parameters()]
         if wrap:
             norms.append(clip_grad_norm_(parameters, head, 0.5).item())

@@ -8,7 +8,6 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from heads import ClassHead, FactoredHead, HierarchicalSoftmaxHead
 from heads.losses import LOSSES, SphericalSoftmax
@@ -17,6 +16,7 @@ from tests.heads.cases import (
     WEIGHTINGS,
     gradient_of_nodes,
     label_tree,
+    loss_and_gradients,
     make_loss,
     naive_loss_and_gradients,
     problem,
@@ -29,13 +29,6 @@ EXACT = {"rtol": 1e-10, "atol": 1e-10}
 def make_head(kind: str, weighting: str, num_classes: int, dim: int, mesh=None) -> ClassHead:
     tree = label_tree(weighting, num_classes)
     return ClassHead(dim, tree, make_loss(kind, num_classes), mesh=mesh, dtype=torch.float64)
-
-
-def loss_and_gradients(head: ClassHead, features: Tensor, labels: Tensor):
-    features = features.clone().requires_grad_()
-    loss = head(features, labels)
-    loss.backward()
-    return float(loss.detach()), features.grad.numpy(), gradient_of_nodes(head).numpy()
 
 
 @pytest.mark.parametrize("kind", LOSS_KINDS)

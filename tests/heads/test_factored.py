@@ -13,7 +13,7 @@ from heads import ClassHead
 from heads.append import append_classes
 from heads.factored import FactoredHead
 from heads.losses import CrossEntropy
-from tests.heads.cases import make_loss
+from tests.heads.cases import make_loss, share
 from tests.ranks import rank_mesh, run_on_ranks
 
 DIM, CLASSES, LR, DECAY = 6, 40, 0.1, 0.02
@@ -285,11 +285,6 @@ SHARDED = [
     (4, 13, 2, 3),  # two class groups of two, and some ranks without rows
     (4, 13, 4, 11),  # every rank holds all classes
 ]
-
-
-def share(rows: int) -> slice:
-    rank, world = dist.get_rank(), dist.get_world_size()
-    return slice(rows * rank // world, rows * (rank + 1) // world)
 
 
 def sharded_run(num_classes: int, data_axis: int, rows: int):

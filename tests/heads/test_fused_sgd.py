@@ -19,6 +19,7 @@ from tests.heads.cases import (
     make_loss,
     problem,
     set_nodes,
+    share,
 )
 from tests.heads.test_frozen import Recorder
 from tests.ranks import rank_mesh, run_on_ranks
@@ -100,18 +101,16 @@ def all_sharded_steps(data_axis):
 
 def sharded_steps(weighting, data_axis, deferred):
     """The weights of this rank with both optimizers, and the norms of their last gradients."""
-    mesh, found = rank_mesh(data_axis), []
-    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    share = slice(11 * rank // world, 11 * (rank + 1) // world)
+    mesh, mine, found = rank_mesh(data_axis), share(11), []
     for fuses in (True, False):
         head = make_head("batch_ce", weighting, mesh, damping=0.5)
         features, labels, _ = problem(head.tree, num_rows=11, dim=5)
         optimizer = sgd(head)
         if fuses:
             optimizer = FusedSGD(head, lr=LR, weight_decay=DECAY, deferred=deferred)
-        train(head, optimizer, features[share], labels[share])
+        train(head, optimizer, features[mine], labels[mine])
         optimizer.zero_grad()
-        head(features[share].requires_grad_(), labels[share]).backward()
+        head(features[mine].requires_grad_(), labels[mine]).backward()
         norm = head.squared_gradient_norm()
         found.append((head.weight.detach().numpy(), head.bias.detach().numpy(), norm.item()))
     return found

@@ -9,11 +9,11 @@ from itertools import cycle, product
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from heads import BinaryCrossEntropy, ClassHead, CrossEntropy, LabelSets
 from tests.heads.cases import LOGIT_MAPS, WEIGHTINGS
 from tests.heads.set_cases import SET_KINDS
+from tests.heads.test_bad_input import is_last
 from tests.heads.test_sharded import MESHES, Case, check
 from tests.ranks import rank_mesh, run_on_ranks
 
@@ -50,10 +50,6 @@ def test_a_sharded_head_equals_the_definition():
 def test_every_sharded_combination_equals_the_definition(mesh):
     cases = product([mesh], LOGIT_MAPS, SET_KINDS, WEIGHTINGS)
     check([Case(*each, of_sets=True) for each in cases])
-
-
-def is_last() -> bool:
-    return dist.get_rank() == dist.get_world_size() - 1
 
 
 def errors_on_ranks() -> dict[str, str]:

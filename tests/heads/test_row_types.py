@@ -11,7 +11,7 @@ from heads.append import append_classes
 from heads.rows.hashing import random_bits
 from heads.rows.node_values import FP8, NodeValues
 from heads.rows.rounding import NUM_RANDOM_BITS, rounded, scales_of
-from tests.heads.cases import LOGIT_MAPS, WEIGHTINGS, label_tree, problem
+from tests.heads.cases import LOGIT_MAPS, WEIGHTINGS, label_tree, problem, share
 from tests.ranks import rank_mesh, run_on_ranks
 
 BF16 = torch.bfloat16
@@ -100,7 +100,7 @@ def test_a_row_that_is_written_again_keeps_its_values():
     assert torch.equal(values.read(every).float(), first)
 
 
-def steps(dtype, weighting, logits, deferred=False, mesh=None, share=slice(None)):
+def steps(dtype, weighting, logits, deferred=False, mesh=None, mine=slice(None)):
     """The rows and features' gradients after three steps, with a constant learning rate."""
     tree = label_tree(weighting, 90)
     head = ClassHead(
@@ -110,8 +110,8 @@ def steps(dtype, weighting, logits, deferred=False, mesh=None, share=slice(None)
     features, labels, _ = problem(tree, num_rows=12, dim=6)
     optimizer = FusedSGD(head, lr=0.2, deferred=deferred)
     for _ in range(3):
-        leaf = features[share].float().requires_grad_()
-        head(leaf, labels[share]).backward()
+        leaf = features[mine].float().requires_grad_()
+        head(leaf, labels[mine]).backward()
         optimizer.step()
     values = head.node_values()
     return values.read(slice(0, len(head.weight))).float().numpy(), leaf.grad.numpy()
@@ -157,9 +157,8 @@ SHARDED = list(product((BF16, FP8), ("dense", "vtree")))
 
 
 def steps_on_a_rank(data_axis):
-    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    share, mesh = slice(12 * rank // world, 12 * (rank + 1) // world), rank_mesh(data_axis)
-    return [steps(*case, None, mesh=mesh, share=share)[0] for case in SHARDED]
+    mesh = rank_mesh(data_axis)
+    return [steps(*case, None, mesh=mesh, mine=share(12))[0] for case in SHARDED]
 
 
 @pytest.mark.parametrize(("world_size", "data_axis"), [(3, 1), (4, 2)])

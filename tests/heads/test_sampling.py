@@ -11,12 +11,13 @@ from heads.losses.sampling import uniform
 from tests.heads.cases import (
     WEIGHTINGS,
     facts,
-    gradient_of_nodes,
     label_tree,
+    loss_and_gradients,
     naive_logits,
     noise,
     problem,
     set_nodes,
+    share,
 )
 from tests.ranks import rank_mesh, run_on_ranks
 
@@ -58,13 +59,6 @@ def definition(kind: str, z: torch.Tensor, labels: torch.Tensor, w: torch.Tensor
     return (-own.log() - 7 * (w * q * (1 - g).log()).sum(1)).mean()
 
 
-def step(head, features, labels):
-    mine = features.clone().requires_grad_()
-    loss = head(mine, labels)
-    loss.backward()
-    return float(loss.detach()), mine.grad.numpy(), gradient_of_nodes(head).numpy().copy()
-
-
 @pytest.mark.parametrize("memory", [1, 1 << 20], ids=["blocks", "one block"])
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 @pytest.mark.parametrize("kind", LOSSES)
@@ -77,7 +71,7 @@ def test_a_sampled_step_equals_its_definition(kind, weighting, memory):
     expected = definition(kind, naive_logits(head.tree, x, v), labels, weights)
     expected.backward()
     wanted = float(expected.detach()), x.grad.numpy(), v.grad.numpy()
-    for got, want in zip(step(head, features, labels), wanted, strict=True):
+    for got, want in zip(loss_and_gradients(head, features, labels), wanted, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-10)
 
 
@@ -85,13 +79,11 @@ SHARDED = [(kind, weighting) for kind in LOSSES for weighting in ("dense", "vtre
 
 
 def sharded(data_axis: int):
-    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    begin, end = 6 * rank // world, 6 * (rank + 1) // world
-    found = {}
+    mine, found = share(6), {}
     for case in SHARDED:
         head, features, labels, _ = sampled_head(*case, 40, rank_mesh(data_axis))
-        where = (begin, end), (head.engine.weights.start, head.engine.weights.stop)
-        found[case] = *step(head, features[begin:end], labels[begin:end]), where
+        held = slice(head.engine.weights.start, head.engine.weights.stop)
+        found[case] = *loss_and_gradients(head, features[mine], labels[mine]), mine, held
     return found
 
 
@@ -100,12 +92,12 @@ def test_every_world_size_draws_the_same_classes(world_size, data_axis):
     ranks = run_on_ranks(world_size, sharded, data_axis)
     for case in SHARDED:
         head, features, labels, _ = sampled_head(*case, 40)
-        loss, by_features, by_nodes = step(head, features, labels)
+        loss, by_features, by_nodes = loss_and_gradients(head, features, labels)
         for found in ranks:
-            got_loss, got_features, got_nodes, ((begin, end), (start, stop)) = found[case]
+            got_loss, got_features, got_nodes, mine, held = found[case]
             np.testing.assert_allclose(got_loss, loss, rtol=1e-10)
-            np.testing.assert_allclose(got_features, by_features[begin:end], atol=1e-10)
-            np.testing.assert_allclose(got_nodes, by_nodes[start:stop], atol=1e-10)
+            np.testing.assert_allclose(got_features, by_features[mine], atol=1e-10)
+            np.testing.assert_allclose(got_nodes, by_nodes[held], atol=1e-10)
 
 
 @pytest.mark.parametrize("kind", LOSSES)

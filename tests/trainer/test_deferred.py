@@ -26,16 +26,12 @@ from tests.ranks import forked, run_on_ranks, running, set_rank
 from tests.shards import glyph_recipe
 from tests.system.processes import write_recipe
 from tests.system.runs import losses, read_lines
-from tests.trainer.training import each, full_entries, share, started
+from tests.trainer.training import each, full_entries, share, started, take
 from trainer.__main__ import main
 from trainer.agreement import Agreement
 from trainer.step import Numbers, StepNumbers, read_numbers, take_step
 from trainer.task import Task
 from trainer.world import leave
-
-
-def take(task: Task, step: int, rows: int = 12) -> Numbers:
-    return read_numbers(task, take_step(task, share(task, rows), 1.0, step=step))
 
 
 def take_broken(task: Task, step: int) -> Numbers:

@@ -14,7 +14,7 @@ from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe
 from tests.system.processes import write_recipe
 from tests.trainer.checkpoint_runs import save_checkpoint
-from tests.trainer.training import each, full_array, resume, share, started, take_steps
+from tests.trainer.training import each, full_array, resume, started, take, take_steps
 from trainer.__main__ import main
 from trainer.bundle.export import export_run
 from trainer.checkpoints.entries import (
@@ -22,7 +22,6 @@ from trainer.checkpoints.entries import (
 )
 from trainer.optimizers import rounded
 from trainer.run.trained_run import open_trained
-from trainer.step import Numbers, read_numbers, take_step
 from trainer.task import Task
 
 PLAIN = {"kind": "sgd", "lr": 0.5, "momentum": 0, "weight_decay": 0.01}
@@ -30,10 +29,6 @@ PLAIN = {"kind": "sgd", "lr": 0.5, "momentum": 0, "weight_decay": 0.01}
 
 def fused(when: str, **options: Any) -> dict[str, Any]:
     return {**PLAIN, **options, "head": {"fused_sgd": when}}
-
-
-def take(task: Task, step: int, rate: float = 1.0) -> Numbers:
-    return read_numbers(task, take_step(task, share(task), rate, step=step))
 
 
 def rows_of(task: Task) -> np.ndarray:

@@ -17,6 +17,7 @@ from tests.trainer.test_evaluation_measures import (
     logits,
     of_all_classes,
     problem,
+    rows_of_group,
 )
 from trainer.config import EvalConfig
 from trainer.evaluation import measure
@@ -40,10 +41,7 @@ def weights() -> torch.Tensor:
 def measured(class_ranks, sizes, weighting="dense", memory_mib=256):
     world = rank_world(class_ranks)
     features, *_ = problem(sum(sizes))
-    group = 0 if world.mesh is None else world.mesh.get_local_rank("data")
-    begin = sum(sizes[:group])
-    part = slice(begin, begin + sizes[group])
-    rows = SplitRows(features[part], LabelSets.of(sets_of(sum(sizes))[part]))
+    rows = rows_of_group(world, features, LabelSets.of(sets_of(sum(sizes))), sizes)
     head = head_of(world, weighting, memory_mib)
     found = measure(head, rows, CONFIG, world, inverse_propensities=weights())
     assert found.num_samples == sum(sizes)

@@ -245,12 +245,7 @@ def test_mean_pooling_excludes_padding(glyphs):
 
 def clipped(shards: Path) -> tuple[float, float]:
     task = started(shards, train__global_batch=12)
-    world = task.world
-    compute_gradients(
-        task.train(),
-        images(12 * world.rank // world.size, 12 * (world.rank + 1) // world.size),
-        step=1,
-    )
+    compute_gradients(task.train(), share(task), step=1)
     return float(clip_gradients(task, 0.5)), float(clip_gradients(task, None))
 
 

@@ -24,10 +24,13 @@ from trainer.checkpoints.entries import (
 from trainer.config import Recipe
 from trainer.run.training_data import label_vectors_of
 from trainer.step import (
+    Numbers,
     compute_gradients,
     divide_gradients,
     gradient_norm,
+    read_numbers,
     set_rates,
+    take_step,
     update_weights,
 )
 from trainer.task import Task, build_task
@@ -109,6 +112,11 @@ def take_steps(task: Task, num_steps: int, *, rows: int = 12, first: int = 1) ->
         clip_gradients(task, 1.0)
         update_weights(task, step=step)
     return losses
+
+
+def take(task: Task, step: int, rate: float = 1.0) -> Numbers:
+    """Take a step on `share` and read its numbers."""
+    return read_numbers(task, take_step(task, share(task), rate, step=step))
 
 
 def clip_gradients(task: Task, max_norm: float | None) -> float:
