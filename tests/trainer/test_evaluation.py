@@ -1,4 +1,7 @@
-"""Evaluation on several ranks counts every sample once and matches a naive computation."""
+"""Evaluations of a split: hierarchical softmax, equal work on all ranks, and saved results.
+
+test_export.py compares the counts of an evaluation on one and two ranks with logits of the bundle.
+"""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -11,12 +14,7 @@ from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest
 from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe
-from tests.trainer.training import held_out
-from trainer.evaluation import (
-    evaluate_split,
-    load_evaluation,
-    save_evaluation,
-)
+from trainer.evaluation import evaluate_split, load_evaluation, save_evaluation
 from trainer.task import Task, build_task
 
 
@@ -40,38 +38,6 @@ def task_and_recipe(
         world=rank_world(class_ranks),
     )
     return task.eval(), recipe
-
-
-def evaluated(shards: Path, weights: str):
-    task, recipe = task_and_recipe(shards, weights)
-    result = evaluate_split(task, recipe, task.world, label_vectors=None)
-    return result.metrics, result.promises.pooled, result.num_samples
-
-
-def naive(shards: Path, weights: str):
-    """Return all logits of the test split as a float32 array, and its labels."""
-    task, recipe = task_and_recipe(shards, weights)
-    inputs, labels = held_out(shards, recipe)
-    features = task.features(inputs)
-    logits = np.zeros((len(labels), task.head.num_classes), dtype=np.float32)
-    for block in task.head.class_rows():
-        logits[:, block.class_ids.numpy()] = task.head.logits(features, block).numpy()
-    return logits, labels
-
-
-@pytest.mark.parametrize(("world_size", "weights"), [(1, "dense"), (2, "vtree"), (4, "utree")])
-def test_evaluation_equals_the_naive_computation(world_size, weights, glyphs):
-    """tests/trainer/test_evaluation_measures.py covers the other measures of given features."""
-    logits, labels = naive(glyphs, weights)
-    order = np.argsort(-logits, axis=1, kind="stable")
-    expected = {f"top{k}": float((order[:, :k] == labels[:, None]).any(1).mean()) for k in (1, 3)}
-    for metrics, pooled, num_samples in run_on_ranks(world_size, evaluated, glyphs, weights):
-        assert num_samples == len(labels)
-        for name, value in expected.items():
-            assert metrics[name] == pytest.approx(value, abs=1e-9), name
-        true = np.sort(logits[np.arange(len(labels)), labels])
-        assert pooled[0] == pytest.approx(true[len(true) - int(np.ceil(0.9 * len(true)))], abs=1e-4)
-    assert 0 < expected["top1"] < 1
 
 
 def evaluated_over_nodes(shards: Path):
