@@ -2,19 +2,16 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
 from data.sources import Glyphs
 from launch.commands.evaluate import evaluate
 from launch.plan.plan import manifest_of_shards
 from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe
-from tests.system.runs import losses, samples_by_step
+from tests.system.runs import samples_by_step
 from tests.trainer.training import train_on_ranks
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.export import export_run
@@ -28,35 +25,6 @@ def sorted_ids(run: Path) -> dict[int, list[int]]:
     return {step: sorted(ids) for step, ids in samples_by_step(run).items()}
 
 
-def sampled_recipe(shards: Path, run: Path, *, steps: int, **changes: Any) -> Recipe:
-    settings = {
-        "data__sampling": {"power": 0, "epoch_samples": 50},
-        "train__duration": {"steps": steps},
-        "telemetry": {"log_every": 1, "sample_ids": True},
-        "schedule": {"kind": "step", "milestones": []},
-    }
-    return glyph_recipe(shards, run, **{**settings, **changes})
-
-
-def test_a_run_resumed_mid_epoch_on_another_number_of_ranks_trains_on_the_same_batches(
-    glyphs: Path, tmp_path: Path
-) -> None:
-    run_on_ranks(2, train_on_ranks, [sampled_recipe(glyphs, tmp_path / "resumed", steps=3)])
-    run_on_ranks(3, train_on_ranks, [sampled_recipe(glyphs, tmp_path / "resumed", steps=6)])
-    train(sampled_recipe(glyphs, tmp_path / "whole", steps=6), rank_world())
-    batches = sorted_ids(tmp_path / "whole")
-    assert sorted_ids(tmp_path / "resumed") == batches
-    assert len(batches) == 6
-    assert losses(tmp_path / "resumed") == pytest.approx(losses(tmp_path / "whole"), rel=1e-3)
-    with open_split(glyphs, "train") as split:
-        labels = split.labels[np.concatenate([batches[step] for step in range(1, 5)])]
-    assert len(labels) == 48
-    assert np.ptp(np.bincount(labels, minlength=13)) <= 2
-
-
-# ------------------------------------------------------------------------------ mixtures
-
-
 @pytest.fixture
 def more_glyphs(tmp_path: Path) -> Path:
     """Write shards of 15 characters, two more than `glyphs`."""
@@ -66,8 +34,14 @@ def more_glyphs(tmp_path: Path) -> Path:
 
 def mixed_recipe(glyphs: Path, more: Path, run: Path, *, steps: int, weight: float = 2) -> Recipe:
     sets = [{"shards": str(glyphs)}, {"shards": str(more), "weight": weight}]
-    return sampled_recipe(
-        glyphs, run, steps=steps, data__sampling={"power": 0.5}, data__mixture=sets
+    return glyph_recipe(
+        glyphs,
+        run,
+        data__sampling={"power": 0.5},
+        data__mixture=sets,
+        train__duration={"steps": steps},
+        telemetry={"log_every": 1, "sample_ids": True},
+        schedule={"kind": "step", "milestones": []},
     )
 
 
