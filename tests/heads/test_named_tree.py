@@ -11,7 +11,7 @@ from heads.build import build_head, build_tree
 from heads.config import HeadConfig
 from heads.tree import LabelTree, NamedTree, build_cover_tree
 from heads.tree.named_tree import load_tree
-from heads.tree.statistics import is_near_trivial, largest_family_share, statistics_of
+from heads.tree.statistics import largest_family_share, statistics_of
 
 NAMES = tuple(f"class {i}" for i in range(40))
 ROWS = np.random.default_rng(0).normal(size=(40, 3))
@@ -102,18 +102,6 @@ def test_a_tree_file_with_other_classes_or_of_another_kind_is_rejected(named, tm
         build_tree(config("vtree", path), num_classes=40, label_vectors=None)
     tree = build_tree(config("utree", path), num_classes=40, label_vectors=None)
     assert tree.digest() == build_cover_tree(ROWS).utree().digest()
-
-
-def test_near_trivial_trees_are_detected():
-    rng = np.random.default_rng(2)
-    trees = {
-        "iid": build_cover_tree(rng.normal(size=(300, 300))).vtree(),
-        "flat": LabelTree.dense(30),
-        "low": build_cover_tree(rng.normal(size=(300, 4))).vtree(),
-        "few": build_cover_tree(rng.normal(size=(8, 100))).vtree(),
-    }
-    trivial = {name for name, tree in trees.items() if is_near_trivial(tree)}
-    assert trivial == {"iid", "flat"}
 
 
 def test_statistics_count_nodes_classes_and_families():
