@@ -6,20 +6,7 @@ import time
 import pytest
 
 from trainer.faults import hang_report
-from trainer.faults.hang_report import FlightRecorder, RankState, describe_hang, is_pending
-
-
-def test_many_locations_are_shortened() -> None:
-    """tests/trainer/test_watchdog.py covers the description of a few ranks."""
-    states = {
-        rank: RankState(5, rank, "data", "data.reader:9", "all_reduce #120", None)
-        for rank in range(1, 100)
-    }
-    states[0] = RankState(5, 8, "head", "heads.collectives:40", "all_gather #121", 10)
-    before = {rank: RankState(0, 0, "", "", "", None) for rank in states}
-    line = describe_hang(before, states, size=100)
-    assert "; 92 more groups of ranks; rank 0: waiting in" in line
-    assert len(line) < 800
+from trainer.faults.hang_report import FlightRecorder, is_pending
 
 
 def test_a_collective_is_pending_until_it_or_a_later_one_completes() -> None:
