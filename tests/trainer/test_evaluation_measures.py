@@ -63,12 +63,15 @@ def rows_of_group(world, features, labels, sizes) -> SplitRows:
 
 
 def measured(class_ranks, sizes, weighting="dense", memory_mib=256):
-    """Return all results of an evaluation, as plain values."""
     world = rank_world(class_ranks)
     features, labels, vectors = problem(sum(sizes))
     rows = rows_of_group(world, features, labels, sizes)
     head = head_of(world, weighting, memory_mib)
-    found = measure(head, rows, CONFIG, world, label_vectors=vectors)
+    return results_of(measure(head, rows, CONFIG, world, label_vectors=vectors), world)
+
+
+def results_of(found, world):
+    """Return the metrics and the arrays of an evaluation, as plain values."""
     promises, classes = found.promises.by_class(), found.classes
     arrays = {
         "pooled": promises.pooled,

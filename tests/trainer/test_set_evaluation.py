@@ -15,8 +15,8 @@ from tests.trainer.test_evaluation_measures import (
     WEIGHTINGS,
     head_of,
     logits,
-    of_all_classes,
     problem,
+    results_of,
     rows_of_group,
 )
 from trainer.config import EvalConfig
@@ -46,17 +46,7 @@ def measured(class_ranks, sizes, weighting="dense", memory_mib=256):
     found = measure(head, rows, CONFIG, world, inverse_propensities=weights())
     assert found.num_samples == sum(sizes)
     assert found.confusions.shape == (0, 3)
-    promises, classes = found.promises.by_class(), found.classes
-    arrays = {
-        "promised": promises.thresholds,
-        "kinds": promises.kinds,
-        "pass_rates": promises.pass_rates,
-        "correct": of_all_classes(classes, found.correct),
-        "positives": of_all_classes(classes, classes.positives),
-        "average_precision": of_all_classes(classes, classes.average_precision),
-        "precision_at": of_all_classes(classes, classes.precision_at),
-    }
-    return found.metrics, arrays | ({"reached": found.reached.numpy()} if world.is_main else {})
+    return results_of(found, world)
 
 
 def naive_at(k: int, scores: np.ndarray, is_true: np.ndarray) -> dict[str, float]:
