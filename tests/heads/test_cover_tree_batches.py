@@ -33,32 +33,26 @@ def many_rows_of(kind: str, rng: np.random.Generator, num: int) -> np.ndarray:
     return np.concatenate([rows, extra + 0.1 * rng.normal(size=extra.shape)])
 
 
-@pytest.mark.parametrize(
-    "examples", [pytest.param(20, id="few"), pytest.param(400, id="many", marks=pytest.mark.slow)]
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    kind=st.sampled_from(KINDS),
+    base=st.sampled_from(BASES),
+    metric=st.sampled_from(["cosine", "euclidean"]),
 )
-def test_invariants_hold_with_many_small_tiles_and_blocks(examples):
-    @settings(max_examples=examples, deadline=None)
-    @given(
-        seed=st.integers(0, 2**32 - 1),
-        kind=st.sampled_from(KINDS),
-        base=st.sampled_from(BASES),
-        metric=st.sampled_from(["cosine", "euclidean"]),
-    )
-    def check(seed, kind, base, metric):
-        rng = np.random.default_rng(seed)
-        rows = many_rows_of(kind, rng, int(rng.integers(20, 120)))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(net, "_SECTION", int(rng.integers(2, 20)))
-            patch.setattr(net, "_BLOCK", int(rng.integers(1, 12)))
-            patch.setattr(net, "_REGION_MEMBERS", int(rng.integers(1, 8)))
-            patch.setattr(net, "_PAIR_VALUES", 50)
-            use_small_tiles(patch, rng)
-            tree = build_cover_tree(rows, base=base, metric=metric)
-            assert same(tree, build_cover_tree(rows, base=base, metric=metric))
-        check_invariants(tree, distances(rows, metric))
-        check_label_trees(tree)
-
-    check()
+def test_invariants_hold_with_many_small_tiles_and_blocks(seed, kind, base, metric):
+    rng = np.random.default_rng(seed)
+    rows = many_rows_of(kind, rng, int(rng.integers(20, 120)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(net, "_SECTION", int(rng.integers(2, 20)))
+        patch.setattr(net, "_BLOCK", int(rng.integers(1, 12)))
+        patch.setattr(net, "_REGION_MEMBERS", int(rng.integers(1, 8)))
+        patch.setattr(net, "_PAIR_VALUES", 50)
+        use_small_tiles(patch, rng)
+        tree = build_cover_tree(rows, base=base, metric=metric)
+        assert same(tree, build_cover_tree(rows, base=base, metric=metric))
+    check_invariants(tree, distances(rows, metric))
+    check_label_trees(tree)
 
 
 def use_small_tiles(patch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
