@@ -71,14 +71,8 @@ CASES: list[dict[str, Any]] = [
     {**DDP, "train__precision": "fp16"},
     {"train__strategy": {"kind": "fsdp", "shard_group": 1}, "train__micro_batches": 2},
     {"train__strategy": {"kind": "fsdp", "param_dtype": "bf16"}, "train__precision": "bf16"},
-]
-
-
-OPTIONS: list[dict[str, Any]] = [
     {**DDP, "backbone__batch_norm": "local"},
     {**FSDP, "train__precision": "bf16", "train__activation_checkpointing": True},
-    {**DDP, "head__weights__kind": "vtree", "head__class_weights": "balanced"},
-    {**FSDP, "optimizer": {"kind": "adamw"}, "backbone__batch_norm": "frozen"},
 ]
 PARTS = {"train__micro_batches": 2}
 
@@ -130,10 +124,9 @@ def taken_in_both_modes(shards: Path, cases: list[dict[str, Any]]) -> list[list[
     ("num_ranks", "cases"),
     [
         (2, CASES),
-        (2, OPTIONS),
         (4, [{**DDP, "class_ranks": 2}, {**CASES[4], "class_ranks": 2}]),
     ],
-    ids=["2", "2 with options", "4"],
+    ids=["2", "4"],
 )
 def test_deferred_steps_give_the_same_results_without_reading_from_the_device(
     num_ranks: int, cases: list[dict[str, Any]], glyphs: Path
