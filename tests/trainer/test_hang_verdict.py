@@ -1,4 +1,4 @@
-"""The one-line description of a hang, derived from the states of all ranks."""
+"""Which collective a rank waits for, from the entries of torch's flight recorder."""
 
 import json
 import time
