@@ -175,7 +175,6 @@ RECIPES = [
     (HeadConfig(loss=TopKHinge(k=5)), 5, "head.loss.k is 5, but there are only 5 classes: lower"),
     (HeadConfig(weights=VTreeConfig()), 6, "there are 6 label vectors, but 5 classes"),
     (HeadConfig(loss=SimLoss()), 6, r"simloss: label_vectors have shape \[6, 4\], but there are"),
-    (HeadConfig(num_classes=6), 5, "head.num_classes is 6, but the shards have 5 classes"),
 ]
 
 

@@ -317,20 +317,6 @@ def test_sets_are_made_of_integers_of_any_type():
             LabelSets.of([wrong])
 
 
-def test_sets_are_sliced_by_rows():
-    sets = LabelSets.of([[3, 1, 3], [], [0], [4, 5]])
-    assert sets.labels.tolist() == [1, 3, 0, 4, 5]
-    assert sets.offsets.tolist() == [0, 2, 2, 3, 5]
-    for part, labels, offsets in (
-        (slice(0, 2), [1, 3], [0, 2, 2]),
-        (slice(1, 3), [0], [0, 0, 1]),
-        (slice(2, 2), [], [0]),
-        (slice(2, None), [0, 4, 5], [0, 1, 3]),
-    ):
-        assert sets[part].labels.tolist() == labels
-        assert sets[part].offsets.tolist() == offsets
-
-
 def test_parts_are_concatenated_and_classes_are_renamed_within_their_rows():
     rows = [[3, 7], [], [5], [0, 1, 2]]
     sets = LabelSets.of(rows)
