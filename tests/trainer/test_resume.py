@@ -57,28 +57,20 @@ def test_a_run_resumes_from_before_its_first_update(glyphs, tmp_path):
     assert take_steps(again, 2) == take_steps(task, 2)
 
 
-def test_a_run_resumes_with_its_weights_and_moments(glyphs, tmp_path):
-    folder, task = RunFolder(tmp_path), started(glyphs)
+def test_a_run_resumes_with_its_weights_moments_and_loss_scale(glyphs, tmp_path):
+    folder, task = RunFolder(tmp_path), started(glyphs, train__precision="fp16")
     take_steps(task, 2)
+    task.loss_scale.restore({"value": 8.0, "good_steps": 3})
     state, expected = state_of(task, 2), full_entries(task)
     save(folder, task, state)
-    again = started(glyphs)
+    again = started(glyphs, train__precision="fp16")
     resume_run(folder, again)
+    assert again.loss_scale.to_json() == {"value": 8.0, "good_steps": 3}
     found = full_entries(again)
     assert found.keys() == expected.keys()
     assert any(value.any() for name, value in found.items() if name.startswith("optimizer."))
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
-
-
-def test_an_fp16_run_resumes_with_its_loss_scale(glyphs, tmp_path):
-    folder, task = RunFolder(tmp_path), started(glyphs, train__precision="fp16")
-    task.loss_scale.restore({"value": 8.0, "good_steps": 3})
-    state = state_of(task, 1)
-    save(folder, task, state)
-    again = started(glyphs, train__precision="fp16")
-    resume_run(folder, again)
-    assert again.loss_scale.to_json() == {"value": 8.0, "good_steps": 3}
 
 
 def lines(run: Path, event: str) -> list[int]:

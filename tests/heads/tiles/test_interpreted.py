@@ -148,24 +148,9 @@ def test_large_logits_do_not_overflow(kind: str) -> None:
     compare(LOSSES[kind](), 300 * features, labels, tolerance=1e-3)
 
 
-def test_the_gradient_of_the_true_logit_is_not_rounded() -> None:
-    """With one row, the gradient of the bias is that of the logits, p - 1 at the label."""
-    features, labels = batch(num_rows=1)
-    head = make_head(CrossEntropy(), tiles=True)
-    for scale in (0.1, 0.2, 0.3):
-        with torch.no_grad():
-            head.weight[labels] = scale * features
-        head.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            head(features, labels).backward()
-        logits = features.bfloat16().double() @ head.weight.detach().bfloat16().double().T
-        expected = logits.softmax(1)[0, labels] - 1
-        # Rounding to bf16 would cause an error of up to 4e-3.
-        assert abs(head.bias.grad[labels] / expected - 1) < 1e-5
-
-
 def test_the_gradient_of_the_bias_is_not_rounded() -> None:
-    """It is a sum over two groups of rows, in float32."""
+    """It is a sum over two groups of rows, in float32. Rounding that of the true logits to bf16
+    would cause errors of 1e-4."""
     features, labels = batch()
     head = make_head(CrossEntropy(), tiles=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
