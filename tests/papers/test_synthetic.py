@@ -1,4 +1,4 @@
-"""The synthetic experiments of paper 000 at toy size."""
+"""The hierarchies of paper 000 at toy size, and the least norm of a tree."""
 
 from collections.abc import Callable
 
@@ -6,31 +6,11 @@ import numpy as np
 import pytest
 
 from experiments.papers.experiment import Experiment
-from experiments.papers.experiments import tree_hierarchies, tree_norms, tree_synthetic
+from experiments.papers.experiments import tree_hierarchies
 from experiments.papers.experiments.tree_hierarchies import hierarchy_counts
 from experiments.papers.experiments.tree_norms import least_norm
 from experiments.papers.section import Section
 from experiments.papers.tree_simulation import path_counts
-
-
-def test_the_synthetic_experiment_runs_at_toy_size(
-    conducted: Callable[[Experiment], Section],
-) -> None:
-    section = conducted(tree_synthetic.EXPERIMENT)
-    assert {claim.statement.split(":")[0] for claim in section.claims} == {
-        "Figure 2",
-        "Figure 4",
-        "Figure 5",
-    }
-    authors, text, _ = section.tables
-    assert [row[0] for row in authors.rows] == [row[0] for row in text.rows]
-
-
-def test_the_norms_experiment_runs_at_toy_size(conducted: Callable[[Experiment], Section]) -> None:
-    section = conducted(tree_norms.EXPERIMENT)
-    *_, lemma = section.claims
-    assert lemma.verdict == "does not hold"
-    assert "fails for k = 2, 4, 8, 16, 32" in lemma.evidence
 
 
 def test_the_hierarchies_experiment_runs_at_toy_size(

@@ -22,7 +22,9 @@ def claimed(name: str) -> set[str]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["002-mnist", "004-mnist", "000-cifar100"])
+@pytest.mark.parametrize(
+    "name", ["000-synthetic", "000-norms", "000-cifar100", "001-lemmas", "002-mnist", "004-mnist"]
+)
 def test_an_experiment_reports_the_claims_of_the_summary(
     name: str, conducted: Callable[[Experiment], Section]
 ) -> None:
