@@ -12,8 +12,8 @@ from torch import Tensor
 from heads import ClassHead
 from heads.losses import LOSSES, Loss
 from heads.tree import LabelTree
-from tests.heads.cases import LOGIT_MAPS, facts, label_tree, naive_rows, noise, problem
-from tests.heads.test_logits import DIM, counts_of, definition
+from tests.heads.cases import LOGIT_MAPS, facts, label_tree, noise
+from tests.heads.test_logits import DIM, counts_of, loss_and_gradients_of
 
 SET_KINDS = tuple(kind for kind, loss in LOSSES.items() if loss.label_sets != "no")
 OF_LABELS = tuple(kind for kind in SET_KINDS if LOSSES[kind].label_sets == "labels")
@@ -117,27 +117,17 @@ def expected_with_sets(
     num_rows: int,
     weights: tuple[tuple[float, ...] | None, tuple[float, ...] | None] = (None, None),
 ) -> list[np.ndarray]:
-    """The loss and its gradients with respect to features, nodes, log scale and offset."""
-    logits = LOGIT_MAPS[name]
-    features, _, nodes = problem(tree, num_rows, DIM)
-    features, nodes = features.requires_grad_(), nodes.requires_grad_()
-    log_scale = torch.tensor(math.log(logits.scale), dtype=torch.float64, requires_grad=True)
-    offset = torch.tensor(logits.offset, dtype=torch.float64, requires_grad=True)
+    """The loss and its gradients, as in `loss_and_gradients_of`."""
     sets = label_sets(tree.num_classes, num_rows)
     true = torch.zeros(num_rows, tree.num_classes, dtype=torch.bool)
     for row, labels in enumerate(sets):
         true[row, labels] = True
-    rows = naive_rows(tree, nodes)
-    z = definition(logits, features, rows[:, :DIM], rows[:, DIM], true, log_scale.exp(), offset)
-    of_rows, of_classes = (
+    of_both = [
         None if each is None else torch.tensor(each, dtype=torch.float64) for each in weights
+    ]
+    return loss_and_gradients_of(
+        name, tree, num_rows, true, lambda z: naive_set_loss(kind, z, sets, *of_both)
     )
-    loss = naive_set_loss(kind, z, sets, of_rows, of_classes)
-    leaves = [features, nodes, log_scale, offset]
-    grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
-    by_nodes = grads[1] if logits.kind == "dot" else grads[1][:, :DIM]
-    found = [loss.detach(), grads[0], by_nodes]
-    return [each.numpy() for each in [*found, *(grads[2:] if logits.learn_scale else ())]]
 
 
 def make_set_head(

@@ -4,6 +4,7 @@ test_sharded.py tests every map with every loss and all class weights on several
 """
 
 import math
+from collections.abc import Callable
 from functools import cache
 from itertools import cycle
 from typing import Any
@@ -66,15 +67,24 @@ def counts_of(num_classes: int) -> Tensor:
 
 @cache
 def expected(name: str, kind: str, tree: LabelTree, num_rows: int = ROWS) -> list[np.ndarray]:
-    """The loss and its gradients with respect to features, nodes, log scale and offset."""
+    """The loss and its gradients, as in `loss_and_gradients_of`."""
+    labels = problem(tree, num_rows, DIM)[1]
+    return loss_and_gradients_of(name, tree, num_rows, labels, lambda z: NAIVE[kind](z, labels))
+
+
+def loss_and_gradients_of(
+    name: str, tree: LabelTree, num_rows: int, true: Tensor, loss_of: Callable[[Tensor], Tensor]
+) -> list[np.ndarray]:
+    """A loss of the training logits and its gradients with respect to features, nodes, log scale
+    and offset. `true` are labels or a mask of labels."""
     logits = LOGIT_MAPS[name]
-    features, labels, nodes = problem(tree, num_rows, DIM)
+    features, _, nodes = problem(tree, num_rows, DIM)
     features, nodes = features.requires_grad_(), nodes.requires_grad_()
     log_scale = torch.tensor(math.log(logits.scale), dtype=torch.float64, requires_grad=True)
     offset = torch.tensor(logits.offset, dtype=torch.float64, requires_grad=True)
     rows = naive_rows(tree, nodes)
-    z = definition(logits, features, rows[:, :DIM], rows[:, DIM], labels, log_scale.exp(), offset)
-    loss = NAIVE[kind](z, labels)
+    z = definition(logits, features, rows[:, :DIM], rows[:, DIM], true, log_scale.exp(), offset)
+    loss = loss_of(z)
     leaves = [features, nodes, log_scale, offset]
     grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
     by_nodes = grads[1] if logits.kind == "dot" else grads[1][:, :DIM]
