@@ -109,13 +109,32 @@ def naive_set_loss(
     return sum(term for term, _ in found) / (sum(divisor for _, divisor in found) or 1)
 
 
+Weights = tuple[tuple[float, ...] | None, tuple[float, ...] | None]  # of rows and of classes
+ROW_WEIGHTS = (0.2, 1.0, 0.0, 3.0, 0.5, 1.5, 0.7, 1.0, 2.0, 0.0, 1.3)
+CLASS_WEIGHTS = (0.0, *np.linspace(0.5, 2, 12).tolist())
+
+
+def weights_of(kind: str) -> Weights:
+    """Weights of 11 rows and, if the loss supports them, of 13 classes."""
+    return ROW_WEIGHTS, CLASS_WEIGHTS if kind in OF_LABELS else None
+
+
+def tensors_of_weights(kind: str) -> tuple[Tensor, dict[str, Tensor]]:
+    """The same row weights, and the class weights as options of a head."""
+    of_rows, of_classes = weights_of(kind)
+    options = {}
+    if of_classes is not None:
+        options["class_weights"] = torch.tensor(of_classes, dtype=torch.float64)
+    return torch.tensor(of_rows, dtype=torch.float64), options
+
+
 @cache
 def expected_with_sets(
     name: str,
     kind: str,
     tree: LabelTree,
     num_rows: int,
-    weights: tuple[tuple[float, ...] | None, tuple[float, ...] | None] = (None, None),
+    weights: Weights = (None, None),
 ) -> list[np.ndarray]:
     """The loss and its gradients, as in `loss_and_gradients_of`."""
     sets = label_sets(tree.num_classes, num_rows)

@@ -26,6 +26,8 @@ from tests.heads.set_cases import (
     label_sets,
     make_set_head,
     naive_set_loss,
+    tensors_of_weights,
+    weights_of,
 )
 from tests.heads.test_logits import DIM, step
 
@@ -50,26 +52,19 @@ def test_loss_and_gradients_equal_the_definition(name, memory_bytes):
             np.testing.assert_allclose(got, each, **EXACT, err_msg=f"{kind} {weighting}")
 
 
-ROW_WEIGHTS = (0.2, 1.0, 0.0, 3.0, 0.5, 1.5, 0.7, 1.0, 2.0, 0.0, 1.3)
-CLASS_WEIGHTS = (0.0, *np.linspace(0.5, 2, 12).tolist())
-
-
 @pytest.mark.parametrize("kind", SET_KINDS)
 def test_row_weights_and_class_weights_multiply_the_terms_of_labels(kind):
-    of_classes = CLASS_WEIGHTS if kind in OF_LABELS else None
-    options = {}
-    if of_classes is not None:
-        options["class_weights"] = torch.tensor(of_classes, dtype=torch.float64)
+    weights, options = tensors_of_weights(kind)
     head = make_set_head("dot", kind, "vtree", 13, **options)
     features, _, nodes = problem(head.tree, ROWS, DIM)
     set_nodes(head, nodes)
     features.requires_grad_()
     rows = label_sets(13, ROWS)
-    sets, weights = LabelSets.of(rows), torch.tensor(ROW_WEIGHTS, dtype=torch.float64)
+    sets = LabelSets.of(rows)
     loss = head(features, sets, weights)
     loss.backward()
     want, by_features, by_nodes, *_ = expected_with_sets(
-        "dot", kind, head.tree, ROWS, (ROW_WEIGHTS, of_classes)
+        "dot", kind, head.tree, ROWS, weights_of(kind)
     )
     np.testing.assert_allclose(loss.detach(), want, **EXACT)
     np.testing.assert_allclose(features.grad, by_features, **EXACT)

@@ -30,6 +30,11 @@ def covering_cases() -> list[Case]:
             for mesh in ("2x2", "4x1")
             for kind in SET_KINDS
         ),
+        *(
+            Case(mesh, next(maps), kind, "vtree", 13, is_weighted=True)
+            for mesh in ("1x3", "2x2")
+            for kind in SET_KINDS
+        ),
         # Two of four ranks have no rows, and a third rank has a row without labels.
         *(Case("2x2", "dot", kind, "dense", 13, 2) for kind in SET_KINDS),
         *(Case("4x1", "dot", kind, "dense", 13, 2) for kind in SET_KINDS),

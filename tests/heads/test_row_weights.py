@@ -20,7 +20,6 @@ from tests.heads.cases import (
     problem,
     set_nodes,
 )
-from tests.ranks import rank_world, run_on_ranks
 
 CLASSES, DIM, ROWS = 13, 5, 7
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
@@ -74,45 +73,6 @@ def test_batch_cross_entropy_with_weights_is_the_divergence_from_the_weighted_ta
     q = naive_logits(head.tree, features, nodes).flatten().softmax(0).view(4, CLASSES)
     want = (p * (p / q[torch.arange(4), labels]).log()).sum()
     torch.testing.assert_close(head(features, labels).detach(), want, rtol=1e-10, atol=1e-10)
-
-
-def on_ranks(class_ranks: int | None = None) -> dict[str, list[np.ndarray]]:
-    """Return each loss and the gradients of this rank. The first of two ranks has two rows, and the
-    second has five."""
-    world = rank_world(class_ranks)
-    mine = slice(0, ROWS) if world.size == 1 else (slice(0, 2), slice(2, 7))[world.rank]
-    found = {}
-    for kind in LOSS_KINDS:
-        head = make_head(kind, world.mesh, class_weights=OF_CLASSES)
-        for rows_of_ranks in (None, [2, 5] if world.size == 2 else [ROWS]):
-            features, labels = (each[mine] for each in batch())
-            features.requires_grad_()
-            head.zero_grad()
-            loss = head(features, labels, WEIGHTS[mine], rows_of_ranks=rows_of_ranks)
-            loss.backward()
-            found[f"{kind}, {rows_of_ranks is None}"] = [
-                loss.detach().numpy(), features.grad.numpy(), gradient_of_nodes(head).numpy()
-            ]  # fmt: skip
-    return found
-
-
-@pytest.mark.parametrize("class_ranks", [1, 2])
-def test_uneven_ranks_give_the_same_results_with_known_row_counts_and_without(
-    class_ranks: int,
-) -> None:
-    alone = on_ranks()
-    first, second = run_on_ranks(2, on_ranks, class_ranks)
-    for case, (loss, by_features, by_nodes) in alone.items():
-        for found in (first, second):
-            np.testing.assert_allclose(found[case][0], loss, **EXACT, err_msg=case)
-        got = np.concatenate([first[case][1], second[case][1]])
-        np.testing.assert_allclose(got, by_features, **EXACT, err_msg=case)
-        parts = [first[case][2]] if class_ranks == 1 else [first[case][2], second[case][2]]
-        np.testing.assert_allclose(np.concatenate(parts), by_nodes, **EXACT, err_msg=case)
-    for found in (first, second):
-        for kind in LOSS_KINDS:
-            for one, other in zip(found[f"{kind}, True"], found[f"{kind}, False"], strict=True):
-                np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("kind", LOSS_KINDS)

@@ -17,7 +17,13 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from heads import LabelSets
 from tests.heads.cases import LOGIT_MAPS, LOSS_KINDS, WEIGHTINGS, label_tree, problem, set_nodes
-from tests.heads.set_cases import expected_with_sets, label_sets, make_set_head
+from tests.heads.set_cases import (
+    expected_with_sets,
+    label_sets,
+    make_set_head,
+    tensors_of_weights,
+    weights_of,
+)
 from tests.heads.test_logits import DIM, EXACT, expected, make_head, step
 from tests.ranks import rank_mesh, run_on_ranks
 
@@ -42,6 +48,7 @@ class Case(NamedTuple):
     in_blocks: bool = False
     of_sets: bool = False
     knows_counts: bool = False
+    is_weighted: bool = False
 
 
 def covering_cases() -> list[Case]:
@@ -62,6 +69,7 @@ def covering_cases() -> list[Case]:
         # Two of three ranks have no classes.
         *(Case("1x3", "dot", kind, "dense", 1) for kind in LOSS_KINDS if "topk" not in kind),
         *(Case("1x2", "dot", kind, by, 150, in_blocks=True) for kind, by in weighted),
+        *(Case("1x3", "dot", kind, by, knows_counts=True) for kind, by in weighted),
     ]
 
 
@@ -78,23 +86,26 @@ def answers_of_a_rank(cases: list[tuple]) -> dict[tuple, tuple]:
         world = meshes[case.mesh].size()
         if rank >= world:
             continue
-        make = make_set_head if case.of_sets else make_head
-        head = make(case.logits, case.kind, case.weighting, case.num_classes, meshes[case.mesh])
+        ends = [case.num_rows * each // world for each in range(world + 1)]
+        parts = [slice(*pair) for pair in pairwise(ends)]
+        mine, options, of_call = parts[rank], {}, {}
+        if case.is_weighted:
+            row_weights, options = tensors_of_weights(case.kind)
+            of_call["row_weights"] = row_weights[mine]
+        make, mesh = make_set_head if case.of_sets else make_head, meshes[case.mesh]
+        head = make(case.logits, case.kind, case.weighting, case.num_classes, mesh, **options)
         if case.in_blocks:
             object.__setattr__(head.engine, "memory_bytes", 1)
         features, labels, nodes = problem(head.tree, case.num_rows, DIM)
         set_nodes(head, nodes)
-        ends = [case.num_rows * each // world for each in range(world + 1)]
-        parts = [slice(*pair) for pair in pairwise(ends)]
-        mine = parts[rank]
         held = slice(head.engine.weights.start, head.engine.weights.stop)
         if case.of_sets:
             labels = LabelSets.of(label_sets(case.num_classes, case.num_rows))
-        known = {}
         if case.knows_counts:
-            known["rows_of_ranks"] = [part.stop - part.start for part in parts]
-            known["labels_of_ranks"] = [len(labels[part].labels) for part in parts]
-        answers = step(head, features[mine], labels[mine], **known)
+            of_call["rows_of_ranks"] = [part.stop - part.start for part in parts]
+        if case.knows_counts and case.of_sets:
+            of_call["labels_of_ranks"] = [len(labels[part].labels) for part in parts]
+        answers = step(head, features[mine], labels[mine], **of_call)
         found[key] = answers, float(head.squared_gradient_norm()), mine, held
     return found
 
@@ -102,8 +113,10 @@ def answers_of_a_rank(cases: list[tuple]) -> dict[tuple, tuple]:
 @cache
 def definition_of(case: Case) -> list[np.ndarray]:
     tree = label_tree(case.weighting, case.num_classes)
-    definition = expected_with_sets if case.of_sets else expected
-    return definition(case.logits, case.kind, tree, case.num_rows)
+    if not case.of_sets:
+        return expected(case.logits, case.kind, tree, case.num_rows)
+    weights = weights_of(case.kind) if case.is_weighted else (None, None)
+    return expected_with_sets(case.logits, case.kind, tree, case.num_rows, weights)
 
 
 def check(cases: list[Case]) -> None:
