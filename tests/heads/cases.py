@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.optim import SGD
 
 from heads import ArcFace, ClassHead, CosFace, Cosine, Dot, NormFace, SphereFace
 from heads.logit_maps import LogitMap
@@ -82,6 +83,20 @@ def loss_and_gradients(
     loss = head(features, labels)
     loss.backward()
     return float(loss.detach()), features.grad.numpy(), gradient_of_nodes(head).numpy()
+
+
+def sgd(head: ClassHead, lr: float, *, weight_decay: float = 0.0, momentum: float = 0.0) -> SGD:
+    """SGD with the learning rates of the head. The scale and the offset do not decay."""
+    rates = head.sgd_rates()
+    groups = [
+        {
+            "params": [parameter],
+            "lr": lr * rates[name],
+            "weight_decay": weight_decay if parameter.ndim else 0.0,
+        }
+        for name, parameter in head.named_parameters()
+    ]
+    return SGD(groups, momentum=momentum)
 
 
 def naive_rows(tree: LabelTree, nodes: Tensor) -> Tensor:

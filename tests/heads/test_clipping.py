@@ -18,7 +18,7 @@ from heads import (
     sum_gradients,
     sum_sharded_gradients,
 )
-from tests.heads.cases import share
+from tests.heads.cases import sgd, share
 from tests.ranks import rank_mesh, run_on_ranks
 
 
@@ -51,12 +51,7 @@ def clipped_steps(wrap: str, data_axis: int, fuses: bool):
     inputs, labels = torch.randn(32, 20), torch.randint(50, (32,))
     logits = Dot(learn_scale=True)
     head = ClassHead(64, 50, BatchCrossEntropy(), logits=logits, mesh=mesh, init_std=0.3)
-    rates = head.sgd_rates()
-    groups = [
-        {"params": [parameter], "lr": 0.5 * rates[name]}
-        for name, parameter in head.named_parameters()
-    ]
-    of_head = FusedSGD(head, lr=0.5, deferred=True) if fuses else SGD(groups)
+    of_head = FusedSGD(head, lr=0.5, deferred=True) if fuses else sgd(head, 0.5)
     of_backbone = SGD(backbone.parameters(), lr=0.5)
     norms = []
     for _ in range(3):

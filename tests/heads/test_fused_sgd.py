@@ -10,6 +10,7 @@ import torch
 
 from heads import ClassHead, CrossEntropy, FactoredHead, FusedSGD
 from heads.losses import LOSSES
+from tests.heads import cases
 from tests.heads.cases import (
     LOGIT_MAPS,
     WEIGHTINGS,
@@ -27,6 +28,7 @@ from tests.ranks import rank_mesh, run_on_ranks
 KINDS = [kind for kind in LOSSES if kind != "hierarchical_softmax"]
 LR, DECAY = 0.3, 0.02
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
+sgd = partial(cases.sgd, lr=LR, weight_decay=DECAY)
 
 
 def make_head(kind, weighting, mesh=None, *, logits=None, num_classes=70, damping=0.0, dtype=None):
@@ -55,19 +57,6 @@ def train(head, optimizer, features, labels, num_steps=2):
         optimizer.step()
     assert leaf.grad is not None
     return [p.detach().clone() for p in head.parameters()], leaf.grad
-
-
-def sgd(head):
-    rates = head.sgd_rates()
-    groups = [
-        {
-            "params": [p],
-            "lr": LR * rates[name],
-            "weight_decay": DECAY if p.ndim else 0.0,
-        }
-        for name, p in head.named_parameters()
-    ]
-    return torch.optim.SGD(groups)
 
 
 def assert_same(got, want):

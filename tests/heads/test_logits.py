@@ -32,6 +32,7 @@ from tests.heads.cases import (
     naive_rows,
     problem,
     set_nodes,
+    sgd,
 )
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
@@ -316,15 +317,7 @@ def test_a_learned_scale_and_offset_stay_in_range_under_sgd(loss, logits, fuses)
     backbone = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU())
     head = ClassHead(32, num_classes, loss, logits=logits)
     of_backbone = torch.optim.SGD(backbone.parameters(), lr=lr, momentum=0.9)
-    if fuses:
-        of_head = FusedSGD(head, lr=lr)
-    else:
-        rates = head.sgd_rates()
-        groups = [
-            {"params": [parameter], "lr": lr * rates[name]}
-            for name, parameter in head.named_parameters()
-        ]
-        of_head = torch.optim.SGD(groups, lr=lr, momentum=0.9)
+    of_head = FusedSGD(head, lr=lr) if fuses else sgd(head, lr, momentum=0.9)
     for _ in range(60):
         labels = torch.randint(num_classes, (64,))
         inputs = centers[labels] + 0.3 * torch.randn(64, 16)
