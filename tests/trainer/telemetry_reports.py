@@ -55,14 +55,11 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 def scraped(report: Telemetry) -> dict[str, float]:
     """Return the scraped values, keyed by name and labels (if any)."""
+    assert report.endpoint is not None
+    page = httpx.get(report.endpoint.url).raise_for_status().text
     return {
         sample.name + "".join(f"/{label}" for label in sample.labels.values()): sample.value
-        for family in text_string_to_metric_families(page_of(report))
+        for family in text_string_to_metric_families(page)
         for sample in family.samples
         if not sample.name.endswith("_created")
     }
-
-
-def page_of(report: Telemetry) -> str:
-    assert report.endpoint is not None
-    return httpx.get(report.endpoint.url).raise_for_status().text

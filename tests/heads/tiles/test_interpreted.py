@@ -91,12 +91,13 @@ def compare(
     features: Tensor,
     labels: Tensor | LabelSets,
     tolerance: float = 1e-5,
+    *,
+    row_weights: Tensor | None = None,
     **options: Any,
 ) -> list[Tensor]:
     """Compare both implementations, and return the results of the kernels."""
-    of_call = {name: options.pop(name) for name in ("row_weights",) if name in options}
     tiles, torch_operations = (
-        results(make_head(loss, tiles=tiles, **options), features, labels, **of_call)
+        results(make_head(loss, tiles=tiles, **options), features, labels, row_weights=row_weights)
         for tiles in (True, False)
     )
     assert_same(tiles, torch_operations, tolerance)
@@ -136,10 +137,6 @@ def test_label_sets(kind: str, weighting: str, logits: str) -> None:
     tree, loss = label_tree(weighting, CLASSES), make_loss(kind, CLASSES)
     options = {"tree": tree, "logits": LOGIT_MAPS[logits]}
     compare(loss, features, LabelSets.of(sets), row_weights=torch.linspace(0, 2, ROWS), **options)
-
-
-def test_row_weights() -> None:
-    compare(CrossEntropy(), *batch(), row_weights=torch.linspace(0, 2, ROWS))
 
 
 @pytest.mark.parametrize("kind", ["ce", "bce", "sigmoid_tanimoto"])
