@@ -15,12 +15,6 @@ MASK, COUNTS = X > 1, torch.ones(3, dtype=torch.int64)
 
 READS: dict[str, Callable[[], Any]] = {
     "item": lambda: X.sum().item(),
-    "float": lambda: float(X[0]),
-    "int": lambda: int(X[0]),
-    "bool": lambda: bool(MASK.any()),
-    "format": lambda: f"{X[0]:.2f}",
-    "slice": lambda: X[: COUNTS[0]],
-    "in": lambda: 1.0 in X,
     "scalar argument": lambda: X.add(X, alpha=X[0]),
     "tolist": lambda: X.tolist(),
     "cpu": lambda: X.cpu(),
@@ -47,9 +41,6 @@ FREE: dict[str, Callable[[], Any]] = {
     "positions": lambda: X[COUNTS],
     "where": lambda: torch.where(MASK, X, 0.0),
     "repeat_interleave": lambda: X.repeat_interleave(COUNTS, output_size=3),
-    "full": lambda: torch.full((2,), 1.0),
-    "lerp": lambda: X.lerp(X, X[0]),
-    "iteration": lambda: list(X),
 }
 
 
