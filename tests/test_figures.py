@@ -44,21 +44,6 @@ def test_a_figure_is_reproduced_byte_for_byte(tmp_path):
     assert drawn[0] == drawn[1]
 
 
-@pytest.mark.parametrize("page", ["heads", "data"])
-def test_every_figure_is_shown_on_the_page_with_a_caption(page):
-    # Imported here, because ranks import this module.
-    from docs.figures.__main__ import FIGURES, OF_DATA
-
-    drawn = sorted(f"{page}-{name}.png" for name in {"heads": FIGURES, "data": OF_DATA}[page])
-    assert sorted(path.name for path in (ROOT / "docs").glob(f"{page}-*.png")) == drawn
-    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
-    shown = re.findall(
-        rf"^!\[[^]]{{10,}}\]\(({page}-[a-z-]+\.png)\)\n\n\*[^*]{{40,}}\*$", text, re.M
-    )
-    assert sorted(shown) == drawn
-    assert text.count(f"]({page}-") == len(drawn)
-
-
 def test_the_table_of_losses_shows_their_alignment():
     shown = {}
     for row in re.findall(r"^\| (`.*) \|$", PAGE.partition("## Losses")[2], re.MULTILINE):

@@ -127,21 +127,6 @@ def test_a_search_leads_to_the_section_of_a_guide(sections, query, location):
     assert found == [location]
 
 
-def test_every_public_class_and_function_has_one_entry(tmp_path):
-    package = tmp_path / "sample"
-    (package / "parts").mkdir(parents=True)
-    (package / "__init__.py").write_text('from sample.parts.a import A\n__all__ = ["A"]\n')
-    (package / "parts" / "__init__.py").write_text("")
-    (package / "parts" / "a.py").write_text("class A: ...\nclass B: ...\ndef _hidden(): ...\n")
-    (package / "_private.py").write_text("class C: ...\n")
-    pages = reference("sample", tmp_path)
-    assert list(pages) == ["sample", "sample.parts"]
-    assert "::: sample.A\n" in pages["sample"]
-    assert "::: sample.parts.a\n" in pages["sample.parts"]
-    assert "'members': ['B']" in pages["sample.parts"]
-    assert "_private" not in pages["sample"]
-
-
 def public_names(package: str) -> set[str]:
     """Return the top-level public classes and functions of the package's public modules."""
     folder = ROOT / package.replace(".", "/")
