@@ -6,21 +6,18 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import cv2
-import httpx
 import numpy as np
 import pytest
-import torch
 
 from data.config import ImageConfig
 from tests.ranks import rank_world
-from tests.serving.started import end, start
+from tests.serving.in_process import application
 from tests.shards import NO_DROPOUT, TINY_BERT, TINY_RESNET, text_recipe
 from trainer.backbone.backbone import build_backbone
 from trainer.bundle.bundle import Bundle
@@ -150,39 +147,16 @@ def test_without_allow_import_no_command_imports_the_backbone_of_a_bundle(run, k
     for command in (
         ["query", "bundle", "--class", "#3", "image.png"],
         ["index", "bundle", ".", "-o", "gallery"],
+        ["serve", "bundle", "--port", "0"],
+        ["serve", "bundle", "--port", "0", "--no-ray"],
     ):
         assert kway(*command) == 2
         assert f"add --allow-import {COMPONENTS[0]}" in capsys.readouterr().err
         assert not is_loaded()
     assert kway("index", "bundle", ".", "-o", "gallery", f"--allow-import={COMPONENTS[0]}") == 0
-
-
-@pytest.mark.slow
-def test_a_server_imports_the_backbone_of_a_bundle_only_if_allowed(run, kway, here):
-    assert kway("export", run, "-o", "bundle", *ALLOWED) == 0
-    launch = [sys.executable, "-P", "-m", "launch"]
-    rejected = subprocess.run(
-        [*launch, "serve", "bundle"], capture_output=True, text=True, timeout=120
-    )
-    (error,) = rejected.stderr.splitlines()
-    assert rejected.returncode == 2
-    assert f"add --allow-import {COMPONENTS[0]}" in error
-    allowed = f"--allow-import={COMPONENTS[0]}"
-    server = start(here / "bundle", here / "errors", allowed, start=launch, cwd=here)
-    try:
-        _, png = cv2.imencode(".png", np.zeros((16, 16), np.uint8))
-        url = f"{server.url}/v1/query?classes=%233"
-        answer = httpx.post(url, content=png.tobytes(), headers={"Content-Type": "image/png"})
-        ((verdict,),) = [result["verdicts"] for result in answer.json()["results"]]
-        with Bundle.open(here / "bundle") as bundle:
-            backbone = bundle.load_backbone(allow_imports=[COMPONENTS[0]])
-            with torch.inference_mode():
-                features = backbone({"pixel_values": torch.zeros(1, 1, 16, 16, dtype=torch.uint8)})
-            expected = float(bundle.scores(features, [3]))
-    finally:
-        assert end(server) == 0
-    assert verdict["class_id"] == 3
-    assert verdict["score"] == pytest.approx(expected, abs=1e-5)
+    forget()
+    application(Path("bundle"), allow_imports=[COMPONENTS[0]])  # of a server
+    assert is_loaded()
 
 
 def assert_answers_without_code(kway) -> None:
