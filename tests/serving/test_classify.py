@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from serving.answer import MAX_TOP, top_classes
+from serving.answer import top_classes
 from serving.client import Client, RejectedError
 from serving.model import Model
 from tests.noise_images import image
@@ -75,12 +75,6 @@ def test_json_a_form_and_a_raw_body_return_the_best_classes(
     assert_ranked(raw.json(), wanted[:1])
 
 
-def test_at_most_all_classes_are_returned(bundle: Path, url: str, files: list[bytes]) -> None:
-    body = {"images": [base64.b64encode(files[0]).decode()], "top": MAX_TOP}
-    answer = httpx.post(f"{url}/v1/classify", json=body).json()
-    assert_ranked(answer, expected(bundle, files[:1], len(NAMES)))
-
-
 def test_the_client_splits_many_images(bundle: Path, url: str, files: list[bytes]) -> None:
     with Client(url) as client:
         answer = client.classify(files, top=2)
@@ -94,12 +88,6 @@ def test_a_number_is_a_class_id_even_if_a_class_has_that_name(url: str, files: l
             assert verdict.class_name == NAMES[3]
         with pytest.raises(RejectedError, match="is both the name of class"):
             client.query(["#3"], files[:1])
-
-
-def test_parameters_in_the_url_of_a_json_body_are_rejected(url: str) -> None:
-    answer = httpx.post(f"{url}/v1/classify?top=3", json={"images": ["AAAA"]})
-    assert answer.status_code == 422
-    assert "in the URL" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("block_rows", [1, 2, 3, 7, 100])

@@ -322,11 +322,3 @@ def test_a_bundle_that_is_copied_to_the_path_is_served_once_it_is_complete(
     assert version_of(served) == Expected(served.versions).versions[1]
     assert served.reloads[-1] == "switched"
     assert not served.model.is_rejected
-
-
-def test_a_damaged_bundle_is_an_error_when_a_replica_starts(tmp_path: Path) -> None:
-    first, path = write_versions(tmp_path)[0], tmp_path / "pets"
-    truncated(first)
-    publish(first, path)
-    with pytest.raises(ValueError, match="bytes instead of"):
-        ServedModel(path, ServingConfig(threads=1), Metrics(Recorder()))

@@ -88,16 +88,6 @@ def test_json_forms_and_the_command_give_the_same_answer_as_the_bundle(
         assert_equal(found, wanted)
 
 
-def test_a_form_that_is_not_utf_8_is_rejected(url: str) -> None:
-    part = 'Content-Disposition: form-data; name="{}"\r\n\r\n{}\r\n'
-    lines = [f"--x\r\n{part.format(*field)}" for field in (("classes", "husky"), ("texts", "café"))]
-    kind = {"content-type": "multipart/form-data; boundary=x; charset=utf-8"}
-    body = ("".join(lines) + "--x--\r\n").encode("latin-1")
-    answer = httpx.post(f"{url}/v1/query", content=body, headers=kind)
-    assert answer.status_code == 400
-    assert "'texts' is not valid UTF-8" in answer.json()["error"]["message"]
-
-
 def test_a_model_with_too_few_position_embeddings_fails_its_self_check(
     tmp_path: Path,
 ) -> None:
