@@ -82,6 +82,8 @@ def test_parameters_of_all_kinds_are_read() -> None:
         "recall": 0.5,
         "require": "guaranteed",
     }
+    request.parameters["recall"].string_param = "0.5"  # KServe's client sends only strings
+    assert inference_of(request).parameters.recall == 0.5
 
 
 def test_a_shape_with_too_many_dimensions_is_rejected_without_computing_its_size() -> None:
