@@ -190,13 +190,6 @@ def as_json(paths: list[Path], **fields: object) -> dict[str, object]:
     return {"images": images, **fields}
 
 
-def error_of(answer: httpx.Response) -> tuple[int, str, str]:
-    body = answer.json()
-    assert set(body) == {"error"}
-    assert set(body["error"]) == {"code", "message"}
-    return answer.status_code, body["error"]["code"], body["error"]["message"]
-
-
 def scores_of(answer: dict) -> list[float]:
     return [v["score"] for result in answer["results"] for v in result["verdicts"]]
 

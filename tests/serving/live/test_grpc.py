@@ -16,6 +16,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 from tritonclient.utils import InferenceServerException
 
+from tests.serving import in_process
 from tests.serving.live.servers import (
     MAX_BODY,
     NEVER_QUERIED,
@@ -26,7 +27,6 @@ from tests.serving.started import (
     Server,
     as_json,
     ask,
-    error_of,
     of_each,
 )
 from tests.tiny_bundle import NAMES
@@ -211,7 +211,7 @@ def test_an_internal_error_is_logged_and_not_shown_to_clients(
         answer = client.post("/v1/query", json=as_json(images[:1], classes=[NEVER_QUERIED]))
     finally:
         weights.write_bytes(content)
-    assert error_of(answer)[:2] == (500, "internal")
+    assert in_process.refusal(answer) == (500, "internal")
     assert code == CODE.INTERNAL
     assert str(weights) not in details
     deadline = time.monotonic() + 60

@@ -21,7 +21,7 @@ from tests.serving.live.servers import (
     MAX_INPUTS,
     TOKEN,
 )
-from tests.serving.started import Server, as_json, error_of, scores_of
+from tests.serving.started import Server, as_json, scores_of
 
 HEAD = b"POST /v1/query HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 HEAD += b"Authorization: Bearer %s\r\n" % TOKEN.encode()
@@ -126,7 +126,7 @@ def test_excess_requests_get_429_and_the_others_get_correct_answers(
     rejected = [answer for answer in answers if answer.status_code != 200]
     assert 0 < len(rejected) < len(answers)
     for answer in rejected:
-        assert error_of(answer)[:2] == (429, "too_many_requests")
+        assert in_process.refusal(answer) == (429, "too_many_requests")
         assert int(answer.headers["retry-after"]) >= 1
     scores = scores_of(expected)
     for answer in answers:

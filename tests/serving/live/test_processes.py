@@ -5,11 +5,11 @@ import httpx
 import psutil
 import pytest
 
+from tests.serving.in_process import refusal
 from tests.serving.live.servers import REPLICAS, TOKEN
 from tests.serving.started import (
     Server,
     counts,
-    error_of,
     of_each,
     replicas_of,
 )
@@ -81,7 +81,7 @@ def test_no_server_process_has_a_lower_priority_than_the_command(server: Server)
 def test_the_counts_match_the_requests_sent(server: Server, client: httpx.Client) -> None:
     body = {"classes": ["husky"], "images": ["?"]}
     for _ in range(3):  # no other test of this server causes this error
-        assert error_of(client.post("/v1/query", json=body))[1] == "invalid_base64"
+        assert refusal(client.post("/v1/query", json=body))[1] == "invalid_base64"
     key = "kway_query_requests_total:invalid_base64"
     wait_until(lambda: counts(server, TOKEN).get(key) == 3)  # Ray collects them every 10 s
     assert counts(server, TOKEN)["kway_model_aligned"] >= 1
@@ -90,7 +90,7 @@ def test_the_counts_match_the_requests_sent(server: Server, client: httpx.Client
 def test_metrics_are_on_the_port_of_their_runner(client: httpx.Client, runner: str) -> None:
     answer = client.get("/metrics")
     if runner == "ray":
-        assert error_of(answer)[:2] == (404, "metrics_of_ray")
+        assert refusal(answer) == (404, "metrics_of_ray")
     else:
         assert answer.headers["content-type"].startswith("text/plain")
         assert "kway_model_version{" in answer.text
