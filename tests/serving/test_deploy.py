@@ -1,28 +1,11 @@
-"""Deployment on a cluster, and replicas that start and stop."""
+"""The config file for a Ray cluster, which `kway serve --print-config` prints."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-import httpx
-import psutil
-import pytest
-
-from serving.addresses import free_port
-from serving.config import ServingConfig
-from serving.on_ray import variables
-from tests.dispositions import default_signals
-from tests.serving.started import (
-    as_json,
-    run,
-)
 from tests.system.processes import ROOT
-from tests.waiting import wait_until
 
 # Print the config file as the command does, and validate it and build its application as Ray does.
 _PRINT_AND_BUILD = """
@@ -73,48 +56,3 @@ def test_the_printed_config_file_is_valid_for_serve_and_builds_the_application(
     assert found["grpc"]["port"] == 9000
     for variable in ("RAY_SERVE_ENABLE_HA_PROXY=1", "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE=8388608"):
         assert variable in found["config_file"]
-
-
-# ------------------------------------------------------------------------ tests that take minutes
-
-
-def answers(url: str) -> bool:
-    with suppress(httpx.HTTPError):
-        return httpx.get(f"{url}/health", trust_env=False).is_success
-    return False
-
-
-@pytest.mark.slow
-@default_signals()
-def test_the_printed_config_file_can_be_deployed(bundle: Path, images: list[Path]) -> None:
-    port = free_port("127.0.0.1", 0)
-    printed = run("serve", bundle, "--print-config", "--port", port)
-    with TemporaryDirectory() as name:
-        (Path(name) / "kway.yaml").write_text(printed.stdout)
-        environment = {
-            **os.environ,
-            **variables(ServingConfig()),
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_TMPDIR": f"{name}/ray",
-        }
-        program = str(Path(sys.executable).parent / "serve")
-        process = subprocess.Popen(
-            [program, "run", "kway.yaml"],
-            cwd=name,
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            url = f"http://127.0.0.1:{port}"
-            wait_until(lambda: answers(url), 120)
-            answer = httpx.post(f"{url}/v1/query", json=as_json(images[:1], classes=[1, 2]))
-            assert [v["class_id"] for v in answer.json()["results"][0]["verdicts"]] == [1, 2]
-        finally:
-            children = psutil.Process(process.pid).children(recursive=True)
-            process.send_signal(signal.SIGINT)
-            process.wait(timeout=60)
-            _, remaining = psutil.wait_procs(children, timeout=60)
-            for child in remaining:
-                child.kill()

@@ -1,6 +1,4 @@
-"""Several "hosts" on this machine: network namespaces that can be disconnected from a common
-bridge.
-"""
+"""Several "hosts" on this machine: network namespaces that are connected by a bridge."""
 
 import os
 import subprocess
@@ -28,13 +26,6 @@ class Host:
     def inside(self) -> tuple[str, ...]:
         """The command prefix that runs a command on this host. The command keeps its process ID."""
         return ("ip", "netns", "exec", self.name, "env", "GLOO_SOCKET_IFNAME=eth0")
-
-    def disconnect(self) -> None:
-        """Drop all packets silently, as if the cable were unplugged."""
-        _ip("link", "set", self.cable, "down")
-
-    def reconnect(self) -> None:
-        _ip("link", "set", self.cable, "up")
 
 
 def why_unavailable() -> str | None:
