@@ -29,8 +29,17 @@ def ignored(*numbers: signal.Signals) -> Iterator[None]:
 
 def is_ignored(pid: int, number: signal.Signals) -> bool:
     """Return whether a process ignores a signal (Linux)."""
+    return _is_in("SigIgn", pid, number)
+
+
+def is_handled(pid: int, number: signal.Signals) -> bool:
+    """Return whether a process has a handler for a signal (Linux)."""
+    return _is_in("SigCgt", pid, number)
+
+
+def _is_in(name: str, pid: int, number: signal.Signals) -> bool:
     status = Path(f"/proc/{pid}/status").read_text()
-    (mask,) = re.findall(r"^SigIgn:\s*(\w+)$", status, re.MULTILINE)
+    (mask,) = re.findall(rf"^{name}:\s*(\w+)$", status, re.MULTILINE)
     return bool(int(mask, 16) >> (number - 1) & 1)
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.dispositions import is_handled
+from tests.process_tree import children
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -21,16 +23,6 @@ needs_namespaces = pytest.mark.skipif(
 )
 
 
-def catches(process: int, number: int) -> bool:
-    """Return whether the process has a handler for the signal."""
-    status = Path(f"/proc/{process}/status").read_text().split("SigCgt:")[1]
-    return bool(int(status.split()[0], 16) >> (number - 1) & 1)
-
-
-def children(process: int) -> list[int]:
-    return [int(c) for c in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
-
-
 @needs_namespaces
 def test_sigterm_ends_a_command_that_is_pid_1(tmp_path):
     words = ["shard", "glyphs", "-o", str(tmp_path / "shards"), "--workers", "0"]
@@ -39,7 +31,7 @@ def test_sigterm_ends_a_command_that_is_pid_1(tmp_path):
         try:
             wait_until(lambda: children(outer.pid), possible=lambda: outer.poll() is None)
             (first,) = children(outer.pid)
-            wait_until(lambda: catches(first, signal.SIGTERM))
+            wait_until(lambda: is_handled(first, signal.SIGTERM))
             os.kill(first, signal.SIGTERM)
             assert outer.wait(_SECONDS) == 128 + signal.SIGTERM
         finally:

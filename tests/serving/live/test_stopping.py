@@ -5,7 +5,6 @@ pytest collects these tests last, because they stop servers that the other files
 
 import asyncio
 import os
-import re
 import signal
 import subprocess
 import time
@@ -20,7 +19,7 @@ import psutil
 import pytest
 
 from serving.client import Client
-from tests.dispositions import default_signals, is_ignored
+from tests.dispositions import default_signals, is_handled, is_ignored
 from tests.serving.live.servers import REPLICAS, TIMEOUT, TOKEN
 from tests.serving.started import (
     Server,
@@ -33,11 +32,6 @@ from tests.serving.started import (
     start,
 )
 from tests.waiting import wait_until
-
-
-def handles_sigterm(pid: int) -> bool:
-    (mask,) = re.findall(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.M)
-    return bool(int(mask, 16) >> (signal.SIGTERM - 1) & 1)
 
 
 @default_signals()
@@ -53,7 +47,7 @@ def test_sigterm_during_startup_exits_with_0_and_leaves_no_process(
         env={**os.environ, "TMPDIR": str(temporary_folder)},
     ) as process:
         of_server = psutil.Process(process.pid)
-        wait_until(lambda: handles_sigterm(process.pid), 150)
+        wait_until(lambda: is_handled(process.pid, signal.SIGTERM), 150)
         if runner == "ray":  # the process that removes the folder, and the first one of Ray
             wait_until(lambda: len(of_server.children(recursive=True)) >= 2, 150)
         children = of_server.children(recursive=True)
