@@ -34,9 +34,9 @@ def descendants(pid: int) -> list[int]:
     return found + [below for child in found for below in descendants(child)]
 
 
-def processes_of(run: str) -> list[int]:
-    """Return the processes whose environment variable `RUN` has this value."""
-    entry, found = f"{RUN}={run}".encode(), []
+def processes_of(value: str, name: str = RUN) -> list[int]:
+    """Return the processes whose environment variable `name` has this value."""
+    entry, found = f"{name}={value}".encode(), []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):  # it has exited, or belongs to another user
             if entry in path.read_bytes().split(b"\0"):

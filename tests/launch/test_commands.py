@@ -8,20 +8,17 @@ import uuid
 from importlib.metadata import version
 from pathlib import Path
 
-import cv2
-import numpy as np
-import psutil
 import pytest
 
 from heads.losses import LOSSES
 from launch.main import main
 from tests.dispositions import default_signals
+from tests.process_tree import processes_of
 from tests.ranks import rank_world
 from tests.shards import glyph_recipe
-from tests.system.processes import KWAY, ROOT, environment, write_recipe
+from tests.system.processes import KWAY, ROOT, environment
 from tests.tiny_bundle import write as write_bundle
 from trainer.bundle.bundle import Bundle
-from trainer.recipe import load_recipe
 from trainer.run.folder import RunFolder
 from trainer.train import train
 
@@ -64,17 +61,6 @@ def test_kway_losses_lists_every_loss_and_its_alignment(kway, capsys, monkeypatc
     assert not [kind for kind, row in rows.items() if "null ()" in row]
 
 
-def test_print_config_shows_the_resolved_recipe_and_starts_nothing(kway, glyphs, tmp_path, capsys):
-    path = write_recipe(tmp_path, glyph_recipe(glyphs, tmp_path / "run"))
-    overrides = ["optimizer.lr=0.25", "head.loss.kind=bce", "train.duration.epochs=3"]
-    assert kway("train", path, *overrides, "--print-config") == 0
-    printed = tmp_path / "printed.yaml"
-    printed.write_text(capsys.readouterr().out)
-    assert load_recipe(printed) == load_recipe(path, overrides)
-    assert load_recipe(printed).optimizer.lr == 0.25
-    assert not (tmp_path / "run").exists()
-
-
 def test_kway_eval_reproduces_the_evaluation_of_training(kway, run, capsys):
     folder = RunFolder(run).evaluations
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -87,42 +73,23 @@ def test_kway_eval_reproduces_the_evaluation_of_training(kway, run, capsys):
     assert error == ""  # no progress bar without a terminal
 
 
-def test_kway_export_writes_a_bundle_that_kway_query_reads(kway, run, tmp_path, capsys):
-    out = tmp_path / "bundle"
-    assert kway("export", run, "-o", out) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "thresholds for recall 0.9: 13 pooled",
-        "thresholds for recall 0.99: 13 pooled",
-        f"{out} is ready: kway serve {out}",
-    ]
-    with Bundle.open(out) as bundle:
-        name = bundle.classes[3].name
-    image = tmp_path / "image.png"
-    assert cv2.imwrite(str(image), np.full((16, 16), 200, np.uint8))
-    assert kway("query", out, image, "--class", name, "--recall", "0.9") == 0
-    assert "threshold" in capsys.readouterr().out
-
-
 # The arguments, and a part of the message. {run} is a finished run and {out} an empty folder.
 INVALID = [
     ("train nothing.yaml", "recipe nothing.yaml does not exist"),
     ("train .", "recipe . is a folder"),
     ("train {run}/recipe.yaml optimizer.lrr=1", "optimizer.lrr is not a known key: did you mean"),
-    ("train --fast", "--fast"),
+    ("train {run}/recipe.yaml --nnodes 2 --nproc 1", "--nnodes is 2,"),
+    ("train {run}/recipe.yaml --rdzv-conf is_host=x", "'--rdzv-conf': is_host is 'x'"),
     ("trian", "No such command 'trian'"),
     ("eval {out}", "{out} is not a run"),
     ("eval {run} --checkpoint 7", "step 7"),
-    ("eval {run} --nproc 0", "'--nproc': Input should be greater than or equal"),
     ("eval {run} --classes {out}/none/a.csv", "a.csv cannot be written (No such file"),
     ("eval {run} --classes .", ". is a folder: pass"),
-    ("export {out} -o {out}/bundle", "{out} is not a run"),
     ("export {run} -o {out}", "or pass --force"),
     ("calibrate {out} {out} --recall 1.5", "Invalid value for '--recall'"),
-    ("calibrate {out} {out} --confidence 1", "Invalid value for '--confidence'"),
     ("query {out} {run}/recipe.yaml --class x", "bundle.json"),
     ("query {out} none.png --class x", "none.png is not a file"),
     ("shard imagefolder {out}/none -o {out}/shards", "{out}/none"),
-    ("serve {out} --max-body-mib inf", "--max-body-mib"),
     ("serve {out} --timeout nan", "--timeout"),
     ("report {run} -o {out}/none/a.html", "a.html cannot be written (No such file"),
 ]
@@ -181,39 +148,7 @@ def test_traceback_shows_where_an_error_came_from(monkeypatch, tmp_path):
     assert caught.traceback[-1].path == ROOT / "trainer/run/folder.py"
 
 
-def test_the_installed_command_exits_with_2_and_a_one_line_error():
-    command = [Path(sys.executable).with_name("kway"), "train", "nothing.yaml"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: recipe nothing.yaml does not exist")
-    assert done.stderr.count("\n") == 1
-
-
-def processes_with(mark: str) -> list[psutil.Process]:
-    """Return running processes that inherited the environment variable KWAY_TEST_MARK=mark."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("KWAY_TEST_MARK") == mark:
-                found.append(process)
-        except psutil.Error:  # it has exited, or belongs to another user
-            continue
-    return found
-
-
-def test_run_ranks_restores_the_signal_handlers():
-    code = (
-        "import signal; from launch.ranks.placement import Placement\n"
-        "from launch.ranks.run import run_ranks\n"
-        "numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)\n"
-        "before = [signal.getsignal(number) for number in numbers]\n"
-        "assert run_ranks('platform', [], Placement(1)) == 0\n"
-        "assert [signal.getsignal(number) for number in numbers] == before\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
+MARK = "KWAY_TEST_MARK"  # an environment variable of all processes of a demo
 
 
 @pytest.mark.slow
@@ -230,19 +165,19 @@ def test_a_signal_to_the_demo_stops_its_server(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", code, str(bundle)],
         cwd=ROOT,
-        env=environment() | {"KWAY_TEST_MARK": mark},
+        env=environment() | {MARK: mark},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("http://")
-        assert len(processes_with(mark)) > 2
+        assert len(processes_of(mark, MARK)) > 2
         process.send_signal(signal.SIGTERM)
         _, error = process.communicate(timeout=600)
     assert process.returncode == 143
     assert "Traceback" not in error
-    assert processes_with(mark) == []
+    assert processes_of(mark, MARK) == []
 
 
 @pytest.mark.slow
@@ -257,11 +192,11 @@ def test_the_demo_completes_twice_and_leaves_no_process(tmp_path):
             text=True,
             timeout=850,
             cwd=ROOT,
-            env=environment() | {"KWAY_TEST_MARK": mark},
+            env=environment() | {MARK: mark},
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        assert processes_with(mark) == []
+        assert processes_of(mark, MARK) == []
         assert ("is already complete" in done.stdout) is (time == "second")
         assert done.stdout.count("The true class is ") == 3
         runs = sorted(path.name for path in (out / "runs").iterdir())

@@ -164,26 +164,6 @@ def test_nproc_counts_devices_as_torchrun_does():
         num_processes("0")
 
 
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        (("--nnodes", 2, "--nproc", 1), "error: --nnodes is 2,"),
-        (("--rdzv-conf", "is_host=x"), "error: Invalid value for '--rdzv-conf': is_host is 'x'"),
-    ],
-)
-def test_invalid_train_options_exit_with_2_before_any_rank_starts(
-    options, line, kway, capsys, tmp_path
-):
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(
-        "run: here\ndata: {shards: there}\nbackbone: {config: {model_type: resnet}}\n"
-    )
-    assert kway("train", recipe, *options) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(line)
-    assert error.count("\n") == 1
-
-
 def stubborn() -> "subprocess.Popen[str]":
     """Start a process that ignores the first SIGTERM."""
     code = (
