@@ -17,7 +17,6 @@ from launch.plan.head import Classes, LossCost
 from launch.plan.memory import CheckpointCost
 from launch.plan.plan import Plan, changes
 from launch.plan.request import PlanRequest
-from launch.plan.table import duration, size
 from tests.launch.measured_step import measure_steps
 from tests.ranks import run_on_ranks
 from tests.shards import TINY_RESNET, glyph_recipe, text_recipe
@@ -335,13 +334,6 @@ def test_an_impossible_plan_prints_a_one_line_error(tmp_path, kway, capsys, opti
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1
-
-
-def test_sizes_and_durations_are_printed_with_three_digits():
-    sizes = [size(n) for n in (0, 999, 1000, 12_345_678, 3 << 40)]
-    assert sizes == ["-", "999 B", "0.98 KiB", "11.8 MiB", "3.00 TiB"]
-    durations = [duration(s) for s in (0, 1e-9, 2e-6, 0.5, 90, 1e6)]
-    assert durations == ["-", "< 0.1 us", "2 us", "500 ms", "90 s", "11.6 d"]
 
 
 def test_unknown_trees_are_planned_with_their_largest_size(tmp_path: Path):

@@ -115,7 +115,6 @@ def test_an_almost_flat_tree_prints_a_warning_and_projection_fixes_it(kway, tmp_
             ["build", "t.csv", "-o", "a.tree", "--project", "3", "--base", "1.5"],
             "--base, --project cannot be used with a hierarchy, which t.csv contains",
         ),
-        (["build", "t.csv", "-o", "a.tree", "--missing", "mean"], "--missing cannot be used"),
         (["build", "t.csv", "-o", "n.txt/a.tree"], "choose another path with --out"),
         (["build", "t.csv", "-o", "full.tree"], "full.tree cannot be written (Is a directory)"),
         (["build", "t.csv", "-o", "a.tree", "--classes", "n.txt"], "class '0' is not in t.csv"),
