@@ -198,11 +198,3 @@ def test_a_file_that_shadows_a_package_is_reported(
         "PYTHONSAFEPATH=1\n"
     )
     assert (done.returncode, done.stderr) == ((2, error) if is_shadowed else (0, ""))
-
-
-def test_safe_paths_prevent_shadowing(tmp_path: Path) -> None:
-    for shadow in ("data", "heads", "serving"):
-        (tmp_path / shadow).mkdir()
-        (tmp_path / shadow / "__init__.py").write_text("raise ImportError('not the package')")
-    safe = python("-P", "-m", "launch", "--help", packages=ROOT / "none", cwd=tmp_path)
-    assert (safe.returncode, safe.stderr) == (0, "")

@@ -2,7 +2,6 @@
 
 import signal
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from launch.ranks.placement import Placement
 from launch.ranks.rendezvous import failure_reason, open_rendezvous
 from tests.shards import glyph_recipe
-from tests.system.processes import run, write_recipe
+from tests.system.processes import write_recipe
 from tests.system.runs import launched
 
 
@@ -71,26 +70,6 @@ def test_a_rendezvous_port_in_use_is_reported(failure_of):
     with unresponsive_port() as port:
         reason = failure_of(rdzv_endpoint=f"127.0.0.1:{port}", rdzv_conf={"is_host": "1"})
     assert reason.startswith(f"the rendezvous at 127.0.0.1:{port} cannot start")
-
-
-_UP_TO_TORCH = """
-import os, runpy, sys
-
-class Finder:
-    def find_spec(self, name, *_):
-        if name == "torch":
-            sys.exit(os.environ.get("TORCH_CPP_LOG_LEVEL") != "ERROR")
-
-sys.meta_path.insert(0, Finder())
-os.environ.pop("TORCH_CPP_LOG_LEVEL", None)
-sys.argv = ["-m", "nothing"]
-runpy.run_module("trainer", run_name="__main__")
-"""
-
-
-def test_torchrun_ranks_hide_native_warnings_before_they_import_torch():
-    """torch reads the log level on import."""
-    assert run([sys.executable, "-c", _UP_TO_TORCH]).returncode == 0
 
 
 def test_an_error_on_rank_0_alone_prints_one_line_without_stack_frames_of_other_ranks(

@@ -36,7 +36,6 @@ def test_torchrun_and_the_installed_command_give_the_same_losses(ranks, glyphs, 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["head.num_classes=7"], "head.num_classes is 7, but the shards have 13 classes"),
         (["data.shards=/nowhere"], "/nowhere"),
         (
             ["data.eval_split=other"],
