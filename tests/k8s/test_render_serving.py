@@ -221,7 +221,6 @@ def test_the_command_prints_the_output_of_render(kway_render):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["bundles/none"], "bundles/none"),
         (["bundles/damaged"], "bundles/damaged"),
         (["other/glyphs"], "BUNDLE is other/glyphs, but the claim bundles is mounted at"),
         (["bundles/../x"], "pass a relative path bundles/NAME"),
@@ -235,7 +234,6 @@ def test_the_command_prints_the_output_of_render(kway_render):
             "'--host': pass the lowercase DNS name of the server, got a.org:443",
         ),
         (["bundles/glyphs", "--kind", "kserve", "--host", "a.org"], "do not apply"),
-        (["bundles/glyphs", "--kind", "kserve", "--no-surge"], "do not apply"),
         (["bundles/glyphs", "--kind", "rayservice", "--grpc"], "--grpc requires --kind"),
         (["bundles/glyphs", "--token-file", "none"], "--token-file none cannot be read"),
         (["bundles/glyphs", "--token-file", "tokens"], "must have 24 to 512"),
