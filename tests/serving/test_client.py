@@ -3,9 +3,10 @@ arguments.
 """
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
@@ -13,7 +14,6 @@ import pytest
 
 from serving.client import Client, RejectedError
 from tests.quiet_server import QuietServer
-from tests.serving.canned import answering
 
 _MODEL: dict[str, Any] = {
     "reads": "texts",
@@ -200,6 +200,38 @@ def test_invalid_classes_and_inputs_raise_before_anything_is_sent(
     with serving([]) as (url, bodies), Client(url) as client, pytest.raises(error, match=message):
         client.query(classes, inputs)
     assert bodies == []
+
+
+@contextmanager
+def answering(*answers: bytes) -> Iterator[tuple[str, list[bytes]]]:
+    """Start a server and yield its URL and the requests it receives. The server sends `answers` in
+    order, then repeats the last one.
+
+    After each response, the server shuts down its side of the connection and reads until the client
+    disconnects.
+    """
+    heads: list[bytes] = []
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with suppress(OSError):  # the listener was closed
+            while True:
+                connection, _ = listener.accept()
+                with connection, suppress(ConnectionError):
+                    heads.append(connection.recv(65536))
+                    connection.sendall(answers[min(len(heads), len(answers)) - 1])
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(65536):
+                        pass
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", heads
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(60)
+        listener.close()
 
 
 def test_a_token_is_stripped_and_never_appears_in_an_error() -> None:
