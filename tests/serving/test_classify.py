@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from serving.answer import top_classes
-from serving.client import Client, RejectedError
+from serving.client import Client
 from serving.model import Model
 from tests.noise_images import image
 from tests.serving.in_process import application, listening
@@ -79,15 +79,6 @@ def test_the_client_splits_many_images(bundle: Path, url: str, files: list[bytes
     with Client(url) as client:
         answer = client.classify(files, top=2)
     assert_ranked(answer.model_dump(), expected(bundle, files, 2))
-
-
-def test_a_number_is_a_class_id_even_if_a_class_has_that_name(url: str, files: list[bytes]) -> None:
-    with Client(url) as client:
-        for one in (3, np.int64(3)):
-            (verdict,) = client.query([one], files[:1]).results[0].verdicts
-            assert verdict.class_name == NAMES[3]
-        with pytest.raises(RejectedError, match="is both the name of class"):
-            client.query(["#3"], files[:1])
 
 
 @pytest.mark.parametrize("block_rows", [1, 2, 3, 7, 100])

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
+import numpy as np
 import pytest
 
 from serving.client import Client, RejectedError
@@ -159,7 +160,7 @@ def test_a_query_is_split_by_the_servers_limits(
     limits: dict[str, int], texts: list[str], sizes: list[int]
 ) -> None:
     with serving([], limits=limits) as (url, bodies), Client(url) as client:
-        answer = client.query(["a", 7], (text for text in texts))
+        answer = client.query(["a", np.int64(7)], (text for text in texts))
     assert [len(json.loads(body)["texts"]) for body in bodies] == sizes
     assert [result.verdicts[0].score for result in answer.results] == [len(one) for one in texts]
     assert [result.input for result in answer.results] == [0, 1, 2, 3, 4]
@@ -263,16 +264,6 @@ def http_response(body: bytes, status: str = "200 OK", head: bytes = b"") -> byt
     return b"HTTP/1.1 " + status.encode() + b"\r\n" + head + length + body
 
 
-def test_html_instead_of_json_is_not_retried() -> None:
-    with (
-        answering(http_response(b"<html>hi</html>")) as (url, heads),
-        Client(url) as client,
-        pytest.raises(RejectedError, match="is it a kway server"),
-    ):
-        client.served()
-    assert len(heads) == 1
-
-
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
@@ -281,6 +272,7 @@ def test_html_instead_of_json_is_not_retried() -> None:
         (http_response(b"9" * 10_000, "400 Bad Request"), RejectedError),
         (http_response(b'{"error":"no"}', "400 Bad Request"), RejectedError),
         (http_response(b"null", "400 Bad Request"), RejectedError),
+        (http_response(b"<html>hi</html>"), RejectedError),
         (http_response(b"", "429 Busy", b"Retry-After: " + b"9" * 5000 + b"\r\n"), OSError),
         (b"garbage\r\n\r\n", OSError),
         (http_response(b"", "307 Elsewhere", b"Location: http://127.0.0.1:1/\r\n"), RejectedError),

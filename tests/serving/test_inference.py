@@ -255,10 +255,6 @@ def sent(api: FastAPI, body: bytes, length: object) -> httpx.Response:
     return ask(api, "POST", "/v2/models/pets/infer", content=body, headers=headers)
 
 
-def test_a_body_with_consistent_lengths_is_accepted(pets: FastAPI) -> None:
-    assert sent(pets, *VALID).status_code == 200
-
-
 @pytest.mark.parametrize(
     ("body", "length", "words"),
     [

@@ -8,46 +8,25 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.utils import floatToGoString
 from torch import Tensor
 
-from data.images.decode import decode, for_evaluation
 from serving.answer import make_query
 from serving.api_error import ApiError
 from serving.batching import Batcher
 from serving.metrics import BUCKETS, Metrics, Prometheus
 from serving.model import Model
 from tests.noise_images import image
-from tests.tiny_bundle import NAMES, tiny_backbone, write
+from tests.tiny_bundle import write
 from trainer.bundle.spec import LossSpec
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return Model.open(write(tmp_path_factory.mktemp("bundles") / "pets"))
-
-
-def test_answers_equal_the_logits_of_the_full_classifier_on_evaluation_pixels(model: Model) -> None:
-    files = [image(seed, 20, 33) for seed in range(3)]
-    found = model.answer(
-        [model.prepare(file) for file in files],
-        make_query(model.bundle, ["samoyed", 0], threshold=0.1),
-    )
-    pixels = np.stack(
-        [for_evaluation(decode(f, channels=1), model.bundle.spec.image) for f in files]
-    )
-    with torch.no_grad():
-        features = tiny_backbone()({"pixel_values": torch.from_numpy(pixels)})
-    expected = model.bundle.logits(features, range(len(NAMES)))[:, [2, 0]]
-    logits = torch.tensor([[v.score for v in result.verdicts] for result in found.results])
-    torch.testing.assert_close(logits, expected)
-    for result, row in zip(found.results, expected, strict=True):
-        assert [v.match for v in result.verdicts] == (row >= 0.1).tolist()
-        assert {v.threshold_source for v in result.verdicts} == {"request"}
 
 
 def test_a_recall_selects_the_thresholds_stored_in_the_bundle(model: Model) -> None:
