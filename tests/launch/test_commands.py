@@ -55,10 +55,6 @@ def test_kway_losses_lists_every_loss_and_its_alignment(kway, capsys, monkeypatc
         sets = "no" if loss.label_sets == "no" else "yes"
         assert rows[kind].split()[1:3] == [aligned, sets]
         assert not loss.aligned_if or f"{kind} is aligned if {loss.aligned_if}." in legend
-    assert "k=5, tau=1.0, alpha=1.0" in rows["smooth_topk"]
-    assert "samples=null (the exact expectation)" in rows["nce"]
-    assert "w=null (sqrt(K - 1) - 1)" in rows["ccql"]
-    assert not [kind for kind, row in rows.items() if "null ()" in row]
 
 
 def test_kway_eval_reproduces_the_evaluation_of_training(kway, run, capsys):
@@ -110,27 +106,16 @@ def test_invalid_input_exits_with_2_and_a_one_line_error(
     assert list(out.iterdir()) == []  # the command leaves no files behind
 
 
-@pytest.mark.parametrize("damage", ["no checkpoint", "checkpoint", "no manifest", "manifest"])
-def test_a_damaged_run_exits_with_2_and_a_one_line_error(
-    damage, kway, run, glyphs, tmp_path, capsys
-):
-    shards = shutil.copytree(glyphs, tmp_path / "shards")
-    recipe = run / "recipe.yaml"
-    recipe.write_text(recipe.read_text().replace(str(glyphs), str(shards)))
+@pytest.mark.parametrize("damage", ["no checkpoint", "checkpoint"])
+def test_a_damaged_run_exits_with_2_and_a_one_line_error(damage, kway, run, capsys):
     (weights,) = run.glob("checkpoints/*/*.safetensors")
-    match damage:
-        case "no checkpoint":
-            shutil.rmtree(run / "checkpoints")
-        case "checkpoint":
-            weights.write_bytes(weights.read_bytes()[:-1])
-        case "no manifest":
-            (shards / "manifest.json").unlink()
-        case "manifest":
-            (shards / "manifest.json").write_text("{")
+    if damage == "checkpoint":
+        weights.write_bytes(weights.read_bytes()[:-1])
+    else:
+        shutil.rmtree(run / "checkpoints")
     assert kway("eval", run) == 2
     error = capsys.readouterr().err
-    name = {"no checkpoint": "has no checkpoint", "checkpoint": weights.name}
-    assert name.get(damage, "manifest.json") in error
+    assert (weights.name if damage == "checkpoint" else "has no checkpoint") in error
     assert error.count("\n") == 1, error
 
 
