@@ -61,10 +61,6 @@ class Module:
     def name(self) -> str:
         return self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
-    @property
-    def num_lines(self) -> int:
-        return len(self.text.splitlines())
-
     def imports(self) -> Iterator[tuple[str, str | None]]:
         """Yield the module and the imported name of each import, local ones included."""
         for node in ast.walk(self.tree):

@@ -34,18 +34,6 @@ def test_modules_are_named_for_their_content():
     assert [relative(p) for p in [*MODULES, *TESTS] if vague & set(p.with_suffix("").parts)] == []
 
 
-def test_make_demo_installs_only_what_the_commands_need():
-    planned = {}
-    for target in ("demo", "test"):
-        command = ["make", "--dry-run", "--always-make", target]
-        planned[target] = subprocess.run(
-            command, capture_output=True, text=True, cwd=ROOT, check=True, timeout=60
-        ).stdout
-    assert "'.[all]'" in planned["demo"]
-    assert "'.[dev]'" not in planned["demo"]
-    assert "'.[dev]'" in planned["test"]
-
-
 @pytest.mark.parametrize(
     ("modules", "heavy"),
     [
