@@ -1,18 +1,15 @@
 """Commands print names from files without control characters or markup."""
 
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from rich.table import Table
-from typer.testing import CliRunner
 
 from data.messages import printable
-from launch.commands.shard import app
-from launch.main import main
 from launch.terminal import table_cell
-from tests.data.conftest import write_image
+from tests.data.conftest import kway_shard, write_image
 
 
 def test_control_characters_are_printed_as_code_points() -> None:
@@ -31,16 +28,14 @@ def test_a_table_cell_prints_markup_literally() -> None:
     assert "[/red] of [bold] U+001B" in shown.get()
 
 
-def test_escape_sequences_in_a_folder_name_are_not_printed(
-    tmp_path: Path,
-) -> None:
+def test_escape_sequences_in_a_folder_name_are_not_printed(tmp_path: Path) -> None:
     folder = tmp_path / "red\x1b[31m\nname"
     for i, name in enumerate(("one", "two")):
         write_image(folder / name / "0.png", i)
     write_image(folder / "loose\x1b[31m.png", 2)
     out = tmp_path / "out\x1b[31m"
     arguments = ("imagefolder", folder, "-o", out, "--test-fraction", 0, "--workers", 0)
-    done = CliRunner().invoke(app, [*map(str, arguments)])
+    done = kway_shard(*arguments)
     assert done.exit_code == 0, done.output
     assert r"skipped 'loose\x1b[31m.png'" in done.stderr
     assert "outU+001B[31m: 2 train samples" in done.stdout
@@ -48,11 +43,9 @@ def test_escape_sequences_in_a_folder_name_are_not_printed(
 
 
 def test_an_error_about_a_name_with_escape_sequences_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    kway: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["kway", "shard", "verify", str(tmp_path / "a\x1b[31m\nb")])
-    with pytest.raises(SystemExit):
-        main()
+    assert kway("shard", "verify", tmp_path / "a\x1b[31m\nb") == 2
     error = capsys.readouterr().err
     assert "aU+001B[31m b" in error
     assert error.count("\n") == 1

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from launch.commands.serve import _curl_line
-from launch.main import main
 from tests.serving.started import ask, write_images
 from tests.tiny_bundle import IMAGE, classes, tiny_backbone, write
 from trainer.backbone.onnx_backbone import write_onnx
@@ -21,15 +20,12 @@ ErrorOf = Callable[..., str]
 
 
 @pytest.fixture
-def error_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> ErrorOf:
+def error_of(kway: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> ErrorOf:
     """Run a command, check that it exits with 2, and return its one-line error."""
 
     def run(*arguments: object) -> str:
-        monkeypatch.setattr(sys, "argv", ["kway", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        output = capsys.readouterr()
-        assert (caught.value.code, output.out, output.err.count("\n")) == (2, "", 1)
+        code, output = kway(*arguments), capsys.readouterr()
+        assert (code, output.out, output.err.count("\n")) == (2, "", 1)
         return output.err
 
     return run
@@ -177,98 +173,83 @@ def test_an_invalid_query_prints_a_one_line_error(
 
 
 @pytest.fixture(scope="module")
-def quantized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Bundles whose specifications contain a low precision."""
-    folder = tmp_path_factory.mktemp("quantized")
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle whose specification contains a low precision."""
 
     def write_backbone(file: Path) -> None:
         write_onnx(tiny_backbone(), IMAGE, file)
 
-    return {
-        "bf16": write(folder / "bf16", changes={"precision": "bf16"}),
-        "int8": write(folder / "int8", changes={"precision": "int8"}, write_onnx=write_backbone),
-    }
+    path = tmp_path_factory.mktemp("quantized") / "int8"
+    return write(path, changes={"precision": "int8"}, write_onnx=write_backbone)
 
 
-@pytest.fixture
-def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def _no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail if a server is started."""
     monkeypatch.setattr("serving.on_ray.running", lambda *_: pytest.fail("Ray started"))
 
 
-@pytest.mark.usefixtures("no_ray")
 def test_a_quantized_bundle_does_not_run_on_gpus(
     error_of: ErrorOf,
-    quantized: dict[str, Path],
+    quantized: Path,
     glyphs: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    low = quantized["int8"]
     (tmp_path / "images").mkdir()
     for arguments in (
-        ("serve", low),
-        ("serve", low, "--print-config"),
-        ("calibrate", low, glyphs),
-        ("index", low, tmp_path / "images", "-o", tmp_path / "out"),
-        ("k8s", "render", "serving", low, "--host", "a.example", "--in-image", "--no-tokens"),
+        ("serve", quantized),
+        ("serve", quantized, "--print-config"),
+        ("calibrate", quantized, glyphs),
+        ("index", quantized, tmp_path / "images", "-o", tmp_path / "out"),
+        ("k8s", "render", "serving", quantized, "--host", "a.example", "--in-image", "--no-tokens"),
     ):
         line = error_of(*arguments, "--device", "cuda")
         assert "precision int8 requires device cpu" in line, arguments
 
 
-@pytest.mark.usefixtures("no_ray")
-@pytest.mark.parametrize("command", ["serve", "calibrate"])
 def test_a_missing_gpu_is_a_one_line_error(
-    error_of: ErrorOf,
-    tmp_path: Path,
-    glyphs: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    command: str,
+    error_of: ErrorOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    shards = (glyphs,) if command == "calibrate" else ()
-    line = error_of(command, write(tmp_path / "bundle"), *shards, "--device", "cuda")
+    line = error_of("serve", write(tmp_path / "bundle"), "--device", "cuda")
     assert "torch cannot find a GPU" in line
 
 
-@pytest.mark.usefixtures("no_ray")
-@pytest.mark.parametrize("precision", ["bf16", "int8"])
 def test_an_unsupported_processor_is_reported_before_ray_starts(
     error_of: ErrorOf,
-    quantized: dict[str, Path],
+    kway: Callable[..., int],
+    quantized: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    precision: str,
 ) -> None:
     monkeypatch.setattr("trainer.backbone.precision._flags", lambda: {"avx2"})
-    low = quantized[precision]
-    for arguments in (("serve", low), ("query", low, "--class", "husky", __file__)):
+    for arguments in (("serve", quantized), ("query", quantized, "--class", "husky", __file__)):
         line = error_of(*arguments)
-        assert f"precision {precision} requires a processor with one of the flags" in line
+        assert "precision int8 requires a processor with one of the flags" in line
     # The server's machine may have another processor.
-    monkeypatch.setattr(sys, "argv", ["kway", "serve", str(low), "--print-config"])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    assert caught.value.code == 0
-    assert str(low) in capsys.readouterr().out
+    assert kway("serve", quantized, "--print-config") == 0
+    assert str(quantized) in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("no_ray")
 def test_int8_without_onnxruntime_is_reported_with_its_extra(
     error_of: ErrorOf,
-    quantized: dict[str, Path],
+    quantized: Path,
     glyphs: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("trainer.backbone.precision._flags", lambda: {"avx512_vnni"})
-    low, out = quantized["int8"], tmp_path / "out"
+    out = tmp_path / "out"
     quantize = ("quantize", write(tmp_path / "bundle"), glyphs, "-o", out, "--precision", "int8")
     with monkeypatch.context() as patches:
         patches.setitem(sys.modules, "onnxruntime", None)  # as if it were not installed
-        for arguments in (("serve", low), ("query", low, "--class", "husky", __file__), quantize):
+        for arguments in (
+            ("serve", quantized),
+            ("query", quantized, "--class", "husky", __file__),
+            quantize,
+        ):
             line = error_of(*arguments)
             assert "int8 requires onnxruntime, which is not installed: run pip install " in line
     for name in ("onnx", "onnxscript"):
