@@ -69,15 +69,10 @@ def application(bundle: Path, recorder: Recorder | None = None, **limits: object
     return build_app(model, clients, lambda: b"kway_up 1\n")
 
 
-class _Server(uvicorn.Server):
-    def install_signal_handlers(self) -> None:
-        """Do nothing: this process keeps its own signal handlers."""
-
-
 @contextmanager
 def listening(api: FastAPI, **options: Any) -> Iterator[str]:
     """Serve the application on a free port and yield its URL."""
-    server = _Server(uvicorn.Config(api, port=0, log_level="error", **options))
+    server = uvicorn.Server(uvicorn.Config(api, port=0, log_level="error", **options))
     thread = Thread(target=server.run)
     thread.start()
     try:

@@ -1,6 +1,5 @@
 """Answers report what a threshold promises, and its expected precision."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -51,29 +50,15 @@ POOLED = {
 }
 
 
-@pytest.fixture(scope="module")
-def url(bundle: Path) -> Iterator[str]:
-    with listening(application(bundle)) as address:
-        yield address
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    (tmp_path / "1.png").write_bytes(image(0))
-    return tmp_path / "1.png"
-
-
-def test_an_answer_reports_precision_once_per_class_and_in_each_verdict(url: str) -> None:
-    with Client(url) as client:
+def test_an_answer_reports_precision_once_per_class_and_in_each_verdict(bundle: Path) -> None:
+    with listening(application(bundle)) as url, Client(url) as client:
         answer = client.query([2, 6], [image(0), image(1)], recall=0.9)
     assert [one.model_dump() for one in answer.thresholds] == [OWN, POOLED]
     for result in answer.results:
         assert [one.expected_precision for one in result.verdicts] == [5 / 8, None]
 
 
-def test_precision_is_unknown_for_a_bundle_from_an_older_version(
-    tmp_path: Path, file: Path
-) -> None:
+def test_precision_is_unknown_for_a_bundle_from_an_older_version(tmp_path: Path) -> None:
     bundle = write_of_format_2(tmp_path / "old")
     with listening(application(bundle)) as url, Client(url) as client:
         answer = client.query([2, 6], [image(0)], recall=0.9)
@@ -84,6 +69,6 @@ def test_precision_is_unknown_for_a_bundle_from_an_older_version(
         assert {name: found[name] for name in known} == {name: expected[name] for name in known}
         assert (one.pass_rate, one.pass_rate_interval) == (None, None)
         assert (one.expected_precision, one.class_reached, one.all_reached) == (None, None, None)
-    assert "expected precision unknown" in ask_command(
-        bundle, "--class", "7", "--recall", 0.9, file
-    )
+    (file := tmp_path / "1.png").write_bytes(image(0))
+    shown = ask_command(bundle, "--class", "7", "--recall", 0.9, file)
+    assert "expected precision unknown" in shown

@@ -165,14 +165,8 @@ HEADER = "Inference-Header-Content-Length"
 
 
 @pytest.fixture(scope="module")
-def url(pets: FastAPI) -> Iterator[str]:
-    with listening(pets) as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def client(url: str) -> Iterator[InferenceServerClient]:
-    with InferenceServerClient(url.removeprefix("http://")) as opened:
+def client(pets: FastAPI) -> Iterator[InferenceServerClient]:
+    with listening(pets) as url, InferenceServerClient(url.removeprefix("http://")) as opened:
         yield opened
 
 

@@ -10,7 +10,6 @@ from trainer.recipe import dump_recipe
 
 ROOT = Path(__file__).parents[2]
 KWAY = [sys.executable, "-m", "launch"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
 def environment() -> dict[str, str]:
@@ -32,10 +31,6 @@ def run(
         env=environment(),
         check=False,
     )
-
-
-def kway(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
-    return run([*KWAY, *map(str, arguments)])
 
 
 def write_recipe(folder: Path, recipe: Recipe) -> Path:

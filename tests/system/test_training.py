@@ -10,7 +10,7 @@ import torch
 from data.shards.writing.writer import write_shards
 from data.sources import Glyphs
 from tests.shards import glyph_recipe
-from tests.system.processes import TORCHRUN, run, write_recipe
+from tests.system.processes import run, write_recipe
 from tests.system.runs import final_tensors, losses
 from trainer.__main__ import main
 
@@ -22,7 +22,8 @@ def test_torchrun_and_the_installed_command_give_the_same_losses(ranks, glyphs, 
     """
     recipe = glyph_recipe(glyphs, tmp_path / "a", telemetry__log_every=1)
     path = write_recipe(tmp_path, recipe)
-    by_torchrun = run([*TORCHRUN, ranks, "-m", "trainer", str(path)])
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    by_torchrun = run([*torchrun, "--nproc-per-node", ranks, "-m", "trainer", str(path)])
     for name in ("data", "trainer"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise ImportError('not the package')")
