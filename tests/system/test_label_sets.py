@@ -265,6 +265,9 @@ def test_a_killed_run_has_the_weights_of_an_undisturbed_run_bit_by_bit(
         training.wait_for_step(4)
         os.kill(training.ranks[1], signal.SIGKILL)
         assert training.end() == 0, training.output
+    message = "rank 1 was killed by SIGKILL (out of memory?); restart 1 of 3"
+    assert message in training.output
+    assert "Traceback" not in training.output
     with launched(path, tmp_path / "undisturbed") as training:
         assert training.end() == 0, training.output
     assert losses(tmp_path / "killed") == losses(tmp_path / "undisturbed")
