@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import uuid
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -34,11 +33,6 @@ def trained(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(trained: Path, tmp_path: Path) -> Path:
     return shutil.copytree(trained, tmp_path / "run")
-
-
-def test_version_is_that_of_the_installed_kway(kway, capsys):
-    assert kway("--version") == 0
-    assert capsys.readouterr().out == f"kway {version('kway')}\n"
 
 
 def test_kway_losses_lists_every_loss_and_its_alignment(kway, capsys, monkeypatch):
