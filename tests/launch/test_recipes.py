@@ -106,7 +106,6 @@ def test_a_base_may_have_a_base_and_overrides_come_last(tmp_path: Path) -> None:
         ("base: two.yaml", ValueError, r"base is two\.yaml"),
         ("base: three.yaml", ValueError, r"three\.yaml: base is two\.yaml"),
         ("base: [one.yaml]", ValueError, "base"),
-        ("base: one.yaml\nhaed: {}", ValueError, "did you mean head"),
     ],
 )
 def test_an_invalid_base_raises_a_one_line_error(

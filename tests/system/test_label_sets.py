@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import cv2
-import httpx
 import numpy as np
 import pytest
 import torch
@@ -20,7 +19,6 @@ from heads import LabelSets
 from heads.set_measures import inverse_propensities, measures_at_k
 from serving.answer import top_classes
 from serving.model import Model
-from tests.serving.in_process import application, listening
 from tests.shards import glyph_recipe
 from tests.system.processes import write_recipe
 from tests.system.runs import final_tensors, launched, losses
@@ -142,12 +140,6 @@ def test_texts_with_tags_are_trained_evaluated_exported_and_queried(
     assert first["class"] == names[best]
     assert first["threshold"] is not None
     assert first["match"] == (first["score"] >= first["threshold"])
-    with listening(application(bundle)) as url:
-        body = {"texts": [raw[0]], "top": 2, "recall": 0.9}
-        answer = httpx.post(f"{url}/v1/classify", json=body).json()
-        classes = answer["results"][0]["classes"]
-        assert classes[0]["class"] == names[best]
-        assert classes[0]["threshold"] == pytest.approx(first["threshold"])
 
     again = texts / "again"
     assert kway("calibrate", bundle, texts / "shards", "-o", again) == 0
