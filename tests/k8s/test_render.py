@@ -85,18 +85,18 @@ def test_the_image_is_set(image):
         assert [pod.main["image"] for pod in pods(rendered(2, 1, overlay, image=image))] == [image]
 
 
-def test_the_command_prints_the_output_of_render(kway_render):
-    code, printed, errors = kway_render(
-        "training", str(RECIPE), "seed=3", "--nodes", "3", "--gpus", "2"
-    )
-    assert (code, errors) == (0, "")
+def test_the_command_prints_the_output_of_render(kway, capsys):
+    assert kway("k8s", "render", "training", RECIPE, "seed=3", "--nodes", 3, "--gpus", 2) == 0
+    printed, errors = capsys.readouterr()
+    assert errors == ""
     assert load_all(printed) == rendered(3, 2, "job", "seed=3")
 
 
-def test_a_missing_kustomize_prints_a_one_line_error(kway_render, monkeypatch, tmp_path: Path):
+def test_a_missing_kustomize_prints_a_one_line_error(kway, capsys, monkeypatch, tmp_path: Path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    code, printed, error = kway_render("training", str(RECIPE))
-    assert (code, printed, error.count("\n")) == (2, "", 1)
+    assert kway("k8s", "render", "training", RECIPE) == 2
+    printed, error = capsys.readouterr()
+    assert (printed, error.count("\n")) == ("", 1)
     assert error.startswith("error: kubectl is not on PATH: install")
 
 
@@ -121,8 +121,9 @@ def test_a_missing_kustomize_prints_a_one_line_error(kway_render, monkeypatch, t
         (["--storage-class", "A_b"], "Invalid value for '--storage-class': pass the storage class"),
     ],
 )
-def test_inconsistent_input_exits_with_2_and_a_one_line_error(kway_render, given, message):
-    code, printed, line = kway_render("training", str(RECIPE), *given)
-    assert (code, printed, line.count("\n")) == (2, "", 1)
+def test_inconsistent_input_exits_with_2_and_a_one_line_error(kway, capsys, given, message):
+    assert kway("k8s", "render", "training", RECIPE, *given) == 2
+    printed, line = capsys.readouterr()
+    assert (printed, line.count("\n")) == ("", 1)
     assert line.startswith("error: ")
     assert message in line

@@ -209,11 +209,12 @@ def working_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("working_folder")
-def test_the_command_prints_the_output_of_render(kway_render):
+def test_the_command_prints_the_output_of_render(kway, capsys):
     given = ["serving", "bundles/glyphs", "--replicas", "3", "--grpc", "--no-surge"]
     given += ["--host", "kway.acme.org", "--gateway-class", "eg"]
-    code, printed, errors = kway_render(*given)
-    assert (code, errors) == (0, "")
+    assert kway("k8s", "render", *given) == 0
+    printed, errors = capsys.readouterr()
+    assert errors == ""
     assert load_all(printed) == rendered(**HOST, replicas=(3, 3), has_grpc=True, has_surge=False)
 
 
@@ -240,8 +241,9 @@ def test_the_command_prints_the_output_of_render(kway_render):
         (["bundles/glyphs", "--token-file", "tokens", "--no-tokens"], "contradict each other"),
     ],
 )
-def test_inconsistent_input_exits_with_2_and_a_one_line_error(kway_render, given, message):
-    code, printed, line = kway_render("serving", *given)
-    assert (code, printed, line.count("\n")) == (2, "", 1)
+def test_inconsistent_input_exits_with_2_and_a_one_line_error(kway, capsys, given, message):
+    assert kway("k8s", "render", "serving", *given) == 2
+    printed, line = capsys.readouterr()
+    assert (printed, line.count("\n")) == ("", 1)
     assert line.startswith("error: ")
     assert message in line
