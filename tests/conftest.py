@@ -226,3 +226,18 @@ def kway(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
         return int(exited.value.code or 0)
 
     return run
+
+
+@pytest.fixture
+def error_of(kway: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run `kway ARGUMENTS…`, which must print only an error of one line and exit with 2, and return
+    the line."""
+
+    def run(*arguments: object) -> str:
+        capsys.readouterr()
+        code, output = kway(*arguments), capsys.readouterr()
+        assert (code, output.out, output.err.count("\n")) == (2, "", 1), output
+        assert output.err.startswith("error: ")
+        return output.err
+
+    return run

@@ -130,6 +130,5 @@ def test_without_a_terminal_each_finding_is_one_line_and_errors_set_the_exit_cod
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_a_peer_without_a_port_is_rejected(kway, capsys):
-    assert kway("doctor", "--peer", "node2") == 2
-    assert "HOST:PORT" in capsys.readouterr().err
+def test_a_peer_without_a_port_is_rejected(error_of):
+    assert "HOST:PORT" in error_of("doctor", "--peer", "node2")

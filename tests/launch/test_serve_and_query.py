@@ -19,18 +19,6 @@ from trainer.bundle.bundle import Bundle
 ErrorOf = Callable[..., str]
 
 
-@pytest.fixture
-def error_of(kway: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> ErrorOf:
-    """Run a command, check that it exits with 2, and return its one-line error."""
-
-    def run(*arguments: object) -> str:
-        code, output = kway(*arguments), capsys.readouterr()
-        assert (code, output.out, output.err.count("\n")) == (2, "", 1)
-        return output.err
-
-    return run
-
-
 @pytest.mark.parametrize("file", ["none", "folder", "closed", "empty"])
 def test_the_error_for_an_unusable_token_file_names_the_option_the_path_and_the_fix(
     error_of: ErrorOf, tmp_path: Path, file: str

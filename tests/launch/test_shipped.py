@@ -35,25 +35,21 @@ def test_an_existing_file_takes_precedence_over_a_shipped_recipe(
 
 @pytest.mark.parametrize("command", ["train", "plan", "doctor", "k8s render training"])
 def test_an_unknown_name_is_an_error_that_lists_the_recipes(
-    command: str, kway: Kway, capsys
+    command: str, error_of: Callable[..., str]
 ) -> None:
-    assert kway(*command.split(), "glyhps") == 2
-    error = capsys.readouterr().err
+    error = error_of(*command.split(), "glyhps")
     assert "did you mean glyphs?" in error
     assert all(name in error for name in shipped_recipes())
-    assert error.count("\n") == 1
 
 
 # ---------------------------------------------------------------- missing inputs
 
 
 def test_training_without_shards_fails_before_ranks_start(
-    kway: Kway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    error_of: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert kway("train", "emoji-names", "--nproc", 8) == 2
-    error = capsys.readouterr().err  # of this process, not of ranks
-    assert error.count("\n") == 1
+    error = error_of("train", "emoji-names", "--nproc", 8)  # of this process, not of ranks
     assert "kway shard emoji-names -o shards/emoji-names" in error
     assert "kway tokenizer shards/emoji-names -o tokenizers/emoji-names" in error
     assert list(tmp_path.iterdir()) == []
@@ -77,7 +73,6 @@ def test_a_command_in_a_comment_cannot_run_another_program(glyphs: Path, tmp_pat
 
 
 def test_a_name_that_is_too_long_for_a_file_lists_the_shipped_recipes(
-    kway: Kway, capsys: pytest.CaptureFixture[str]
+    error_of: Callable[..., str],
 ) -> None:
-    assert kway("train", "a" * 300) == 2
-    assert "glyphs" in capsys.readouterr().err
+    assert "glyphs" in error_of("train", "a" * 300)
