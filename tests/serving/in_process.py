@@ -103,6 +103,12 @@ def occupied(url: str, **headers: str) -> Iterator[None]:
         yield
 
 
+def write_tokens(path: Path, *tokens: str) -> None:
+    """Write a token file that only this user can read."""
+    path.touch(mode=0o600)
+    path.write_text("\n".join(tokens) + "\n")
+
+
 def ask(api: FastAPI, method: str, url: str, **options: object) -> httpx.Response:
     """Send one request and return the response."""
 

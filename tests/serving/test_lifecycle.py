@@ -37,6 +37,7 @@ from tests.serving.in_process import (
     listening,
     occupied,
     refusal,
+    write_tokens,
 )
 from tests.serving.started import end, start
 from tests.system.processes import ROOT
@@ -86,8 +87,7 @@ LIMITS = {
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokens = tmp_path_factory.mktemp("tokens") / "tokens"
-    tokens.touch(0o600)
-    tokens.write_text(f"{ALICE}\n{BOB}\n")
+    write_tokens(tokens, ALICE, BOB)
     return tokens
 
 

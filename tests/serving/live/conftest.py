@@ -13,8 +13,9 @@ import httpx
 import pytest
 
 from tests.dispositions import ignored
+from tests.serving.in_process import write_tokens
 from tests.serving.live import servers
-from tests.serving.live.servers import TOKEN, write_tokens
+from tests.serving.live.servers import TOKEN
 from tests.serving.started import Server, SharedServer, start
 from tests.tiny_bundle import write
 

@@ -5,7 +5,6 @@ The real application runs in this process, without Ray. The fixtures have packag
 `asyncio.run` fails in this thread while the browser is open.
 """
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from data.classes.class_list import ClassInfo
 from tests.noise_images import image
 from tests.serving import started
 from tests.serving.browsing import chromium, visit
-from tests.serving.in_process import application, listening
+from tests.serving.in_process import application, listening, write_tokens
 from tests.serving.page_driver import NAMES, NUM_ITEMS, TOKEN
 from tests.tiny_bundle import write
 
@@ -51,9 +50,7 @@ def url(bundle: Path, gallery: Path) -> Iterator[str]:
 @pytest.fixture(scope="package")
 def guarded_url(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     tokens = tmp_path_factory.mktemp("secrets") / "tokens"
-    descriptor = os.open(tokens, os.O_WRONLY | os.O_CREAT, 0o600)
-    os.write(descriptor, f"{TOKEN}\n".encode())
-    os.close(descriptor)
+    write_tokens(tokens, TOKEN)
     with listening(application(bundle, token_file=str(tokens))) as address:
         yield address
 
