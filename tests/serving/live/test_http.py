@@ -12,33 +12,15 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 
 from tests.serving import in_process
-from tests.serving.live import servers
-from tests.serving.live.servers import (
-    MAX_BODY,
-    MAX_INPUTS,
-    TOKEN,
-)
+from tests.serving.live.servers import MAX_BODY, MAX_INPUTS, MAX_REQUESTS, TOKEN
 from tests.serving.started import Server, as_json, scores_of
 
 HEAD = b"POST /v1/query HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 HEAD += b"Authorization: Bearer %s\r\n" % TOKEN.encode()
 
 # ---------------------------------------------------------------------------- answers
-
-
-@pytest.fixture(scope="module")
-def application(bundle: Path, tokens: Path) -> FastAPI:
-    """The application of the guarded server, in this process."""
-    return in_process.application(
-        bundle,
-        token_file=tokens,
-        max_inputs=MAX_INPUTS,
-        max_body_bytes=MAX_BODY,
-        max_requests=servers.MAX_REQUESTS,
-    )
 
 
 def requests(images: list[Path]) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -73,9 +55,10 @@ def requests(images: list[Path]) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def test_each_runner_gives_the_same_json_for_the_same_request(
-    server: Server, application: FastAPI, images: list[Path]
+    server: Server, bundle: Path, tokens: Path, images: list[Path]
 ) -> None:
-    statuses = set()
+    limits = {"max_inputs": MAX_INPUTS, "max_body_bytes": MAX_BODY, "max_requests": MAX_REQUESTS}
+    application, statuses = in_process.application(bundle, token_file=tokens, **limits), set()
     token = {"authorization": f"Bearer {TOKEN}"}
     for method, path, options in requests(images):
         options["headers"] = {**token, **options.get("headers", {})}
