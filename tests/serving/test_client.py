@@ -46,10 +46,7 @@ def error_response(status: int, code: str, **headers: str) -> Response:
 
 @contextmanager
 def serving(
-    first_responses: list[Response | None],
-    gets: list[str] | None = None,
-    limits: dict[str, int] | None = None,
-    port: int = 0,
+    first_responses: list[Response | None], limits: dict[str, int] | None = None
 ) -> Iterator[tuple[str, list[bytes]]]:
     """Start a server that sends `first_responses` before any real response. None closes the
     connection instead.
@@ -58,8 +55,6 @@ def serving(
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            if gets is not None:
-                gets.append(self.path)
             model = {**_MODEL, "limits": {**_MODEL["limits"], **(limits or {})}}
             self._send((200, {}, json.dumps(model).encode()))
 
@@ -80,7 +75,7 @@ def serving(
         def log_message(self, *_: object) -> None:
             pass
 
-    server = QuietServer(("127.0.0.1", port), Handler)
+    server = QuietServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
