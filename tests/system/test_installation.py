@@ -165,14 +165,6 @@ def test_the_wheel_contains_the_packages_and_the_manifests(wheel: Path) -> None:
     assert (wheel / "launch/recipes/glyphs.yaml").exists()
 
 
-@pytest.mark.slow
-def test_a_shipped_recipe_is_found_by_name_in_the_wheel(wheel: Path, tmp_path: Path) -> None:
-    command = ("-P", "-m", "launch", "train", "glyphs", "--print-config")
-    done = python(*command, packages=wheel, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("run: runs/glyphs\n")
-
-
 @pytest.mark.parametrize("installed", ["editable", pytest.param("wheel", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("shadow", "module"),
