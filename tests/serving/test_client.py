@@ -184,7 +184,6 @@ def test_an_error_gives_the_index_of_the_input_in_the_whole_query(field: str) ->
         ([1.0], ["one"], TypeError, "must be a name or an id, got 1.0"),
         ([True], ["one"], TypeError, "got True"),
         (["a"], "one", TypeError, "inputs is a single str: pass a list"),
-        (["a"], b"one", TypeError, "inputs is a single bytes: pass a list"),
         (["a"], [None], TypeError, "got NoneType"),
         (["a"], [], ValueError, "there are no inputs"),
         (["a"], [b"image"], ValueError, "reads texts: pass texts"),
