@@ -1,12 +1,6 @@
-"""Makes file operations of a process fail.
-
-Python imports this module at startup if its folder is on PYTHONPATH. KWAY_TEST_FAULT is a JSON
-object: `call`, `path`, `errno` and `times` as in `inject`, and the `rank` and `restart` to which
-the fault applies.
-"""
+"""Makes file operations of this process, and of those forked from it, fail."""
 
 import errno
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -54,14 +48,3 @@ def _retry_soon() -> None:
     """Shorten the backoff between attempts, which would otherwise take half a minute."""
     if (retry := sys.modules.get("data.retry")) is not None:
         vars(retry)["_LONGEST_SECONDS"] = 0.01
-
-
-def _applies(rank: int | None, restart: int | None) -> bool:
-    expected = {"RANK": rank, "TORCHELASTIC_RESTART_COUNT": restart}
-    return all(value in (None, int(os.environ.get(name, "-1"))) for name, value in expected.items())
-
-
-if "KWAY_TEST_FAULT" in os.environ:
-    fault = json.loads(os.environ["KWAY_TEST_FAULT"])
-    if _applies(fault.pop("rank", None), fault.pop("restart", None)):
-        inject(fail=error(fault.pop("errno")), **fault)
