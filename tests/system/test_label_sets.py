@@ -22,6 +22,7 @@ from serving.model import Model
 from tests.shards import glyph_recipe
 from tests.system.processes import write_recipe
 from tests.system.runs import final_tensors, launched, losses
+from trainer.__main__ import main
 from trainer.backbone import precision
 from trainer.evaluation import load_evaluation
 
@@ -181,16 +182,16 @@ def test_texts_with_tags_are_trained_evaluated_exported_and_queried(
     ids=["loss", "factored", "class weights", "measure"],
 )
 def test_what_sets_do_not_support_is_one_line(
-    overrides: list[str], message: str, texts: Path, kway: Kway, capfd: Any
+    overrides: list[str], message: str, texts: Path, capfd: Any
 ) -> None:
-    assert kway("train", text_recipe(texts), *overrides) == 2
+    assert main([str(text_recipe(texts)), *overrides]) == 2
     error = capfd.readouterr().err.splitlines()[-1]
     assert error.startswith("error: ")
     assert message in error
 
 
 def test_confusions_of_sets_are_refused(texts: Path, kway: Kway, capfd: Any) -> None:
-    assert kway("train", text_recipe(texts), "train.duration={steps: 2}") == 0
+    assert main([str(text_recipe(texts)), "train.duration={steps: 2}"]) == 0
     capfd.readouterr()
     assert kway("eval", texts / "run", "--confusions", 3) == 2
     assert "--confusions needs one label per sample" in capfd.readouterr().err
@@ -205,15 +206,15 @@ def test_a_split_without_labels_is_an_error_before_training(
     write_table(texts / "half.csv", "text", [f"text {row}" for row in range(24)], sets)
     shard(kway, texts / "half.csv", "text", texts / "half")
     half = f"data.shards={texts / 'half'}"
-    assert kway("train", text_recipe(texts), half, f"run={texts / 'none'}") == 2
+    assert main([str(text_recipe(texts)), half, f"run={texts / 'none'}"]) == 2
     message = "no sample of split 'test' has a label: choose from the splits train, "
     assert message in capfd.readouterr().err.splitlines()[-1]
     swapped = ["data.train_split=test", "data.eval_split=train", f"run={texts / 'none'}"]
-    assert kway("train", text_recipe(texts), half, *swapped) == 2
+    assert main([str(text_recipe(texts)), half, *swapped]) == 2
     unlabeled = "no sample of the training split 'test' has a label"
     assert unlabeled in capfd.readouterr().err.splitlines()[-1]
     assert not (texts / "none" / "recipe.yaml").exists()
-    assert kway("train", text_recipe(texts), "train.duration={steps: 1}") == 0
+    assert main([str(text_recipe(texts)), "train.duration={steps: 1}"]) == 0
     assert kway("export", texts / "run", "-o", texts / "bundle") == 0
     capfd.readouterr()
     assert kway("calibrate", texts / "bundle", texts / "half", "-o", texts / "again") == 2
