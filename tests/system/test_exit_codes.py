@@ -1,7 +1,8 @@
 """The table of errors and exit codes in docs/cluster.md: each row is tested with an injected error.
 
-Lost ranks are in test_faults.py, a restart in test_label_sets.py, hangs in test_watchdog.py,
-signals in test_signals.py, and the rendezvous in test_rendezvous.py.
+Lost ranks are in test_faults.py, a killed rank and a restart in test_label_sets.py, the exit codes
+of several ranks in test_ranks.py, hangs in test_watchdog.py, signals in test_signals.py, and the
+rendezvous in test_rendezvous.py.
 """
 
 import errno
