@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -27,7 +26,6 @@ from serving.metrics import Metrics
 from serving.on_uvicorn import Application
 from serving.tokens import Clients
 from serving.versions import ServedModel
-from tests.dispositions import ignored, is_ignored
 from tests.noise_images import image
 from tests.serving.in_process import (
     Call,
@@ -200,21 +198,6 @@ def test_requests_get_503_with_retry_after_until_the_model_is_loaded(bundle: Pat
     answer = ask(loading, "GET", "/health")
     assert refusal(answer) == (503, "loading")
     assert answer.headers["retry-after"] == "1"
-
-
-WAIT = "from serving import stop_signal; stop_signal.StopSignal().wait(lambda: print(flush=True))"
-
-
-@ignored(signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
-def test_the_wait_ignores_the_signals_that_the_parent_ignored_except_sigterm() -> None:
-    command = [sys.executable, "-c", WAIT]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()  # it waits
-        assert is_ignored(process.pid, signal.SIGINT)
-        assert is_ignored(process.pid, signal.SIGHUP)
-        process.terminate()
-        assert process.wait(60) == 0
 
 
 # A signal can arrive at any line, including the lines that wait for it, so send many signals.
