@@ -90,12 +90,6 @@ def metric_names() -> frozenset[str]:
 
 
 @needs_promtool
-def test_the_rules_pass_promtool(tmp_path):
-    printed = promtool(tmp_path, groups(), "check", "rules", "rules.yaml")
-    assert f"{len(alerts())} rules found" in printed
-
-
-@needs_promtool
 @pytest.mark.parametrize("name", CASES)
 def test_alerts_fire_as_expected(name, tmp_path):
     case = CASES[name]
