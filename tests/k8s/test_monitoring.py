@@ -32,13 +32,10 @@ RUNBOOKS = re.split(r"^## ", (ROOT / "docs/runbooks.md").read_text(), flags=re.M
 BOARDS = ["kway-serving.json", "kway-training.json"]
 
 
-def groups() -> list[dict[str, Any]]:
-    rules = of_kind(built("overlays/monitoring"), "PrometheusRule")
-    return [group for rule in rules for group in rule["spec"]["groups"]]
-
-
 def alerts() -> dict[str, dict[str, Any]]:
-    return {rule["alert"]: rule for group in groups() for rule in group["rules"]}
+    rules = of_kind(built("overlays/monitoring"), "PrometheusRule")
+    groups = [group for rule in rules for group in rule["spec"]["groups"]]
+    return {rule["alert"]: rule for group in groups for rule in group["rules"]}
 
 
 def board(name: str) -> dict[str, Any]:
