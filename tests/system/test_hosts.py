@@ -28,13 +28,6 @@ def start(stack: ExitStack, recipe: Path, run: Path, host: Host, options: list[s
     return stack.enter_context(training)
 
 
-def stop_and_check(both: list[Launched], run: Path) -> None:
-    """Stop both launchers by signaling one, and check that every step was logged once."""
-    both[1].process.send_signal(signal.SIGTERM)
-    assert [training.end() for training in both] == [75, 75], [t.output for t in both]
-    assert sorted(losses(run)) == list(range(1, last_step(run) + 1))
-
-
 @pytest.mark.slow
 def test_a_run_on_two_hosts_has_the_same_losses_as_on_one(glyphs, tmp_path):
     recipe = logging_recipe(glyphs, tmp_path, steps=6, save_every=5)
@@ -70,5 +63,8 @@ def test_a_restarted_host_rejoins_the_run(nodes, glyphs, tmp_path):
 
         surviving.wait_for(both_train, "a world of two again")
         surviving.wait_for_step(last_step(run) + 5)
-        stop_and_check([surviving, restarted], run)
+        restarted.process.send_signal(signal.SIGTERM)
+        both = [surviving, restarted]
+        assert [training.end() for training in both] == [75, 75], [t.output for t in both]
+    assert sorted(losses(run)) == list(range(1, last_step(run) + 1))
     assert "restart 1 of 3" in surviving.output

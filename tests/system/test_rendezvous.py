@@ -29,11 +29,6 @@ def recipe(glyphs: Path, tmp_path: Path) -> Path:
     return write_recipe(tmp_path, glyph_recipe(glyphs, tmp_path / "run"))
 
 
-def joining(port: int, *conf: str) -> list[str]:
-    endpoint = ["--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{port}"]
-    return [*endpoint, "--rdzv-conf", ",".join(conf)]
-
-
 @pytest.fixture
 def failure_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """The reason that a launcher reports for a failed rendezvous."""
@@ -57,13 +52,13 @@ def test_an_unresponsive_endpoint_is_reported_within_the_timeout(failure_of):
 
 
 def test_sigterm_stops_a_launcher_that_is_waiting_for_an_unresponsive_endpoint(recipe, tmp_path):
-    with (
-        unresponsive_port() as port,
-        launched(recipe, tmp_path / "run", *joining(port, "is_host=0")) as training,
-    ):
-        training.wait_for(lambda: "waiting for the machine" in training.output, "notice")
-        training.process.send_signal(signal.SIGTERM)
-        assert training.end(8) == 75
+    with unresponsive_port() as port:
+        endpoint = ("--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{port}")
+        options = (*endpoint, "--rdzv-conf", "is_host=0")
+        with launched(recipe, tmp_path / "run", *options) as training:
+            training.wait_for(lambda: "waiting for the machine" in training.output, "notice")
+            training.process.send_signal(signal.SIGTERM)
+            assert training.end(8) == 75
 
 
 def test_a_rendezvous_port_in_use_is_reported(failure_of):

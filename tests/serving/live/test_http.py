@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -118,26 +118,17 @@ def test_excess_requests_get_429_and_the_others_get_correct_answers(
 # ---------------------------------------------------------------------------- connections
 
 
-def connected(server: Server) -> socket.socket:
-    host, port = server.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=60)
-
-
-@contextmanager
-def all_open(server: Server, starts: list[bytes]) -> Iterator[list[socket.socket]]:
-    """Open a connection for each element of `starts`, and send the element over it."""
-    with ExitStack() as opened:
-        connections = [opened.enter_context(connected(server)) for _ in starts]
-        for connection, start in zip(connections, starts, strict=True):
-            connection.sendall(start)
-        yield connections
-
-
 def test_half_open_requests_do_not_block_others_and_slow_bodies_get_408(
     server: Server, client: httpx.Client, images: list[Path]
 ) -> None:
     slow = HEAD + b"Content-Length: 200000\r\n\r\n{"
-    with all_open(server, [b"", HEAD, slow] * 50) as connections:
+    host, port = server.url.removeprefix("http://").split(":")
+    with ExitStack() as opened:
+        connections = []
+        for start in [b"", HEAD, slow] * 50:
+            connection = socket.create_connection((host, int(port)), timeout=60)
+            connections.append(opened.enter_context(connection))
+            connection.sendall(start)
         body = as_json(images[:1], classes=["husky"])
         for _ in range(3):
             assert client.post("/v1/query", json=body).status_code == 200
