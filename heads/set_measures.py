@@ -1,9 +1,8 @@
 """Measures of label sets: precision, recall, nDCG and PSP at k, and F1 at thresholds.
 
-The measures at k need only the k best classes of each row. The numbers that F1 needs are sums over
-classes, so they can be computed one block of classes at a time. The samples and the classes may be
-distributed over ranks. With float64 sums, the results equal those of napkinXC and scikit-learn on
-the same scores.
+The measures at k need only the k best classes of each row, and F1 three counts of each class. The
+samples may be distributed over ranks. With float64 sums, the results equal those of napkinXC and
+scikit-learn on the same scores.
 """
 
 import math
@@ -14,7 +13,6 @@ from torch.distributed import ProcessGroup
 
 from heads.collectives import all_reduce_sum
 from heads.label_sets import LabelSets
-from heads.slc import positions_of_labels
 
 # Shape legend: n rows, C classes of a block, K all classes, k best classes of a row, P labels.
 
@@ -83,49 +81,13 @@ def measures_at_k(
     return measures | ({"psp": of_psp[0] / of_psp[1]} if of_psp else {})
 
 
-def f1_sums(
-    scores: Tensor,
-    labels: Tensor | LabelSets,
-    class_ids: Tensor,
-    thresholds: Tensor | float,
-    *,
-    group: ProcessGroup | None = None,
-) -> Tensor:
-    """Return the sums over a block of classes from which `f1_measures` computes F1, float64 [5]
-    (collective). Add up the sums of disjoint blocks and of the ranks of a class group.
+def f1_measures(hits: Tensor, predicted: Tensor, positives: Tensor) -> Tensor:
+    """Return the micro F1, over all pairs of a row and a class, and the macro F1, the mean of the
+    F1 of all classes, float64 [2].
 
-    `scores` are [n, C], of the classes `class_ids` [C]. A score of at least the threshold of the
-    class, `thresholds` [C] or one for all, is a prediction. The ranks of `group` pass the same
-    classes and different rows; n may be 0. Raises ValueError if the numbers of rows differ.
+    The counts [C] of all classes are the rows of a class that are predicted, all rows for which it
+    is predicted, and its rows. The F1 of a class without labels and predictions is 0.
     """
-    if len(scores) != len(labels):
-        raise ValueError(
-            f"there are scores of {len(scores)} rows, but labels of {len(labels)}: pass the same "
-            "rows"
-        )
-    _, rows, columns = positions_of_labels(labels, class_ids)
-    reached = scores >= thresholds
-    counts = [
-        torch.bincount(columns[reached[rows, columns]], minlength=len(class_ids)),
-        reached.sum(0),
-        torch.bincount(columns, minlength=len(class_ids)),
-    ]
-    return f1_sums_of_counts(*all_reduce_sum(torch.stack(counts), group))
-
-
-def f1_sums_of_counts(hits: Tensor, predicted: Tensor, positives: Tensor) -> Tensor:
-    """Return the same sums from counts [C]: the rows of each class that are predicted, all rows
-    for which it is predicted, and its rows."""
-    hits, predicted, positives = hits.double(), predicted.double(), positives.double()
-    of_classes = 2 * hits / (predicted + positives).clamp(min=1)
-    return torch.stack([hits, predicted, positives, of_classes, torch.ones_like(hits)]).sum(1)
-
-
-def f1_measures(sums: Tensor) -> dict[str, float]:
-    """Return `micro_f1`, over all pairs of a row and a class, and `macro_f1`, the mean of the F1 of
-    all classes, from `f1_sums`. The F1 of a class without labels and predictions is 0."""
-    hits, predicted, positives, of_classes, num_classes = sums.tolist()
-    return {
-        "micro_f1": 2 * hits / max(predicted + positives, 1),
-        "macro_f1": of_classes / max(num_classes, 1),
-    }
+    twice, total = 2 * hits.double(), (predicted + positives).double()
+    of_classes = twice / total.clamp(min=1)
+    return torch.stack([twice.sum() / total.sum().clamp(min=1), of_classes.mean()])

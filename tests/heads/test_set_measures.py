@@ -1,6 +1,6 @@
-"""Measures of label sets equal napkinXC's and scikit-learn's, in blocks of classes and on ranks."""
-
-from typing import Any
+"""Measures of label sets equal napkinXC's and scikit-learn's. tests/trainer/test_set_evaluation.py
+compares them on ranks.
+"""
 
 import numpy as np
 import pytest
@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from heads import LabelSets
-from heads.collectives import all_reduce_sum
-from heads.set_measures import f1_measures, f1_sums, inverse_propensities, measures_at_k
-from tests.ranks import rank_mesh, run_on_ranks
+from heads.set_measures import f1_measures, inverse_propensities, measures_at_k
 
 CLASSES, ROWS, TRAIN, K = 40, 30, 200, 7
 THRESHOLD = 1.0
@@ -66,7 +64,7 @@ NAPKINXC_PSP = {
         0.4851067210228933, 0.5456655719698632, 0.6235539373941194,
     ],
 }  # fmt: skip
-NAPKINXC_F1 = {"micro_f1": 0.33540372670807456, "macro_f1": 0.23147377476324843}
+NAPKINXC_F1 = [0.33540372670807456, 0.23147377476324843]  # micro, macro
 
 
 def test_measures_at_k_equal_those_of_napkinxc() -> None:
@@ -112,51 +110,21 @@ def test_rows_without_labels_count_as_zero() -> None:
         measures_at_k(predicted, LabelSets.of([[], [1]]))
 
 
-def f1_in_blocks(
-    scores: Tensor, sets: LabelSets, order: Tensor, thresholds: Tensor, **on: Any
-) -> Tensor:
-    parts = [
-        f1_sums(scores[:, class_ids], sets, class_ids, thresholds[class_ids], **on)
-        for class_ids in order.split(9)
-    ]
-    return torch.stack(parts).sum(0)
-
-
-def test_f1_at_thresholds_equals_scikit_learn_in_blocks_of_classes() -> None:
+def test_f1_equals_scikit_learn_and_napkinxc() -> None:
     from sklearn.metrics import f1_score  # slow to import
 
     _, test, scores = data()
-    sets, truth = LabelSets.of(test), np.zeros((ROWS, CLASSES), dtype=bool)
+    truth = torch.zeros(ROWS, CLASSES, dtype=torch.bool)
     for row, labels in enumerate(test):
         truth[row, labels] = True
-    order = torch.randperm(CLASSES, generator=torch.Generator().manual_seed(0))
-    for thresholds in (torch.full((CLASSES,), THRESHOLD), torch.linspace(0.2, 4.5, CLASSES)):
-        found = f1_measures(f1_in_blocks(scores, sets, order, thresholds))
-        predicted = (scores >= thresholds).numpy()
-        for average in ("micro", "macro"):
-            want = f1_score(truth, predicted, average=average, zero_division=0)
-            assert found[f"{average}_f1"] == pytest.approx(want, rel=1e-12)
-    found = f1_measures(f1_sums(scores, sets, torch.arange(CLASSES), THRESHOLD))
-    assert found == pytest.approx(NAPKINXC_F1, rel=1e-12)
-    with pytest.raises(ValueError, match="scores of 29 rows, but labels of 30"):
-        f1_sums(scores[1:], sets, torch.arange(CLASSES), THRESHOLD)
-    assert f1_measures(torch.zeros(5)) == {"micro_f1": 0, "macro_f1": 0}
-
-
-def f1_of_a_rank() -> dict[str, float]:
-    """The mesh is 2 x 2; the ranks of the second row of the mesh have two thirds of the rows."""
-    mesh = rank_mesh(2)
-    data_rank, class_rank = mesh.get_coordinate()
-    _, test, scores = data()
-    mine = slice(0, 10) if data_rank == 0 else slice(10, ROWS)
-    held = torch.arange(0, 25) if class_rank == 0 else torch.arange(25, CLASSES)
-    thresholds = torch.full((CLASSES,), THRESHOLD)
-    sets, group = LabelSets.of(test[mine]), mesh.get_group("data")
-    sums = f1_in_blocks(scores[mine], sets, held, thresholds, group=group)
-    return f1_measures(all_reduce_sum(sums, mesh.get_group("class")))
-
-
-def test_f1_over_ranks_equals_that_of_one_process() -> None:
-    """tests/trainer/test_set_evaluation.py compares the other measures."""
-    for found in run_on_ranks(4, f1_of_a_rank):
-        assert found == pytest.approx(NAPKINXC_F1, rel=1e-12)
+    for thresholds, known in ((THRESHOLD, NAPKINXC_F1), (torch.linspace(0.2, 4.5, CLASSES), None)):
+        reached = scores >= thresholds
+        counts = (reached & truth).sum(0), reached.sum(0), truth.sum(0)
+        found = f1_measures(*counts).tolist()
+        want = [
+            f1_score(truth.numpy(), reached.numpy(), average=average, zero_division=0)
+            for average in ("micro", "macro")
+        ]
+        assert found == pytest.approx(want, rel=1e-12)
+        assert known in (None, pytest.approx(found, rel=1e-12))
+    assert f1_measures(*torch.zeros(3, 4)).tolist() == [0, 0]

@@ -22,7 +22,7 @@ from data.shards.split import open_split
 from heads import ClassHead, LabelSets
 from heads.collectives import all_reduce_sum
 from heads.label_sets import class_ids_of
-from heads.set_measures import f1_measures, f1_sums_of_counts, measures_at_k
+from heads.set_measures import f1_measures, measures_at_k
 from heads.similarity import similarity_accuracy
 from heads.slc import ClassMeasures
 from trainer.config import EvalConfig, Recipe
@@ -221,16 +221,16 @@ def _f1_at_thresholds(
 ) -> dict[str, float]:
     """Return F1 at the thresholds for each recall. The main rank passes the counts of all classes
     (collective)."""
-    sums = torch.zeros(len(config.recalls), 5, dtype=torch.float64)
+    found = torch.zeros(len(config.recalls), 2, dtype=torch.float64)
     if world.is_main:
         positives = torch.bincount(all_labels.cpu(), minlength=len(reached))
-        for column, counts in enumerate(reached.unbind(1)):
-            sums[column] = f1_sums_of_counts(counts[:, 0], counts[:, 1], positives)
-    all_reduce_sum(sums, world.group)
+        for column, (hits, predicted) in enumerate(reached.permute(1, 2, 0)):
+            found[column] = f1_measures(hits, predicted, positives)
+    all_reduce_sum(found, world.group)
     return {
-        f"{name}_at_recall_{recall:g}": value
-        for recall, of_recall in zip(config.recalls, sums, strict=True)
-        for name, value in f1_measures(of_recall).items()
+        f"{name}_f1_at_recall_{recall:g}": value
+        for recall, of_recall in zip(config.recalls, found.tolist(), strict=True)
+        for name, value in zip(("micro", "macro"), of_recall, strict=True)
     }
 
 
