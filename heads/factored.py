@@ -245,7 +245,8 @@ class FactoredHead(ClassHead):
 
     def _stored(self) -> nn.Parameter:
         """Return the parameter as it is, without consolidating."""
-        stored: nn.Parameter = super().__getattr__("weight")
+        stored = super().__getattr__("weight")
+        assert isinstance(stored, nn.Parameter)
         return stored
 
     def _held(self) -> Tensor:
