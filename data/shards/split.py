@@ -348,8 +348,8 @@ def open_split(
     manifest: the manifest of the folder, if it is already loaded; loading may be slow.
 
     Raises the errors of `Manifest.load`, and ValueError for an unknown split, an index that does
-    not match the manifest, or more than `max_bad_labels` labels that are out of range, if it is
-    not None.
+    not match the manifest, or more than `max_bad_labels` labels that are out of range (None: any
+    number is allowed).
     """
     if manifest is None:
         manifest = Manifest.load(shards, cache)

@@ -87,8 +87,8 @@ class RunData:
         )
 
     def inverse_propensities(self, config: EvalConfig) -> Tensor | None:
-        """Return those of the classes [K] in the training split, for PSP; None for a stream or
-        without label sets."""
+        """Return the inverse propensities of the classes [K] in the training split, for PSP, or
+        None for a stream or without label sets."""
         if not self.manifest.label_sets or isinstance(self.training, Stream):
             return None
         counts = torch.from_numpy(self.training.class_counts())
