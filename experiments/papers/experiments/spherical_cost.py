@@ -32,6 +32,8 @@ _DENSE_NUMBERS = 100_000_000  # largest dense weight; a step needs three times t
 _CLASSES_OF_SLOPE, _DIMS_OF_SLOPE = 10_000, 128
 # A slope below this counts as flat: with ten times as many classes, a step costs at most 10% more.
 _FLAT = math.log10(1.1)
+# The times of the same heads vary less than those of new heads, whose rows lie elsewhere in memory.
+_REPEATS, _SECONDS = 6, 10.0
 
 
 def time_steps(settings: Mapping[str, Any], folders: Folders) -> Measures:
@@ -99,18 +101,12 @@ def _trained_by(head: ClassHead) -> Callable[[Tensor, Tensor], None]:
     return dense
 
 
-def slope(seconds: Mapping[int, Sequence[float]]) -> Mean:
-    """Return the slope of log time over log size, fitted to each round separately."""
+def slope(seconds: Mapping[int, Sequence[float]]) -> float:
+    """Return the slope of log time over log size, fitted to the medians."""
     sizes = np.log(list(seconds))
     centered = sizes - sizes.mean()
-    return mean(
-        [float(centered @ np.log(one) / (centered @ centered)) for one in _by_round(seconds)]
-    )
-
-
-def _by_round(seconds: Mapping[int, Sequence[float]]) -> np.ndarray:
-    """Return the seconds as an array [rounds, sizes]."""
-    return np.array(list(seconds.values())).T
+    medians = np.log([np.median(of_size) for of_size in seconds.values()])
+    return float(centered @ medians / (centered @ centered))
 
 
 def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
@@ -120,22 +116,27 @@ def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
         "classes": _cases([(number, dim) for number in classes]),
         "dims": _cases([(fixed, number) for number in dims]),
     }
-    # Creating ten million rows and their squares takes additional time.
-    seconds = max(1.0, 20 * EXPERIMENT.minutes * budget.effort)
+    repeats = 2 if budget.is_toy else _REPEATS
     jobs = {
-        name: Job(
-            _JOB,
-            {
-                "cases": cases[name],
-                "rounds": budget.size(60, least=3),
-                "seconds": seconds,
-            },
-            alone=True,
-        )
+        name: [
+            Job(
+                _JOB,
+                {
+                    "cases": cases[name],
+                    "repeat": repeat,
+                    "rounds": budget.size(15, least=3),
+                    "seconds": max(1.0, _SECONDS * budget.effort),
+                },
+                alone=True,
+            )
+            for repeat in range(repeats)
+        ]
         for name in cases
     }
-    results = yield list(jobs.values())
-    by_classes, by_dims = (results[jobs[name]].measures for name in ("classes", "dims"))
+    results = yield [job for of_cases in jobs.values() for job in of_cases]
+    by_classes, by_dims = (
+        [results[job].measures for job in jobs[name]] for name in ("classes", "dims")
+    )
     return _section(
         _Times(by_classes, column=1, least=_CLASSES_OF_SLOPE),
         _Times(by_dims, column=2, least=_DIMS_OF_SLOPE),
@@ -156,30 +157,50 @@ def _cases(sizes: Sequence[tuple[int, int]]) -> list[list[Any]]:
 
 
 class _Times:
-    """Seconds of both heads by size, and their slopes over sizes of at least `least`."""
+    """Seconds of both heads by size, and their slopes over sizes of at least `least`.
 
-    def __init__(self, measures: Measures, *, column: int, least: int) -> None:
-        self.measures = measures
+    `repeats`: the measures of each repeat, from which a slope is fitted.
+    """
+
+    def __init__(self, repeats: Sequence[Measures], *, column: int, least: int) -> None:
+        self.device = repeats[0]["device"]
+        self.consolidations = sum(measures["consolidations"] for measures in repeats)
         self.of: dict[str, dict[int, list[float]]] = {"factored": {}, "dense": {}}
-        for name, seconds in measures["seconds"].items():
-            case = name.split()
-            self.of[case[0]][int(case[column])] = seconds
+        of_repeats = [_by_size(measures, column) for measures in repeats]
+        for of_repeat in of_repeats:
+            for kind, by_size in of_repeat.items():
+                for size, seconds in by_size.items():
+                    self.of[kind].setdefault(size, []).extend(seconds)
         self.least = least if max(self.of["dense"]) > least else 0
-        self.slopes = {kind: slope(self.fitted(kind)) for kind in self.of}
+        self.slopes = {
+            kind: mean([slope(self.fitted(of_repeat[kind])) for of_repeat in of_repeats])
+            for kind in self.of
+        }
 
-    def fitted(self, kind: str) -> dict[int, list[float]]:
-        return {size: times for size, times in self.of[kind].items() if size >= self.least}
+    def fitted(self, by_size: Mapping[int, list[float]]) -> dict[int, list[float]]:
+        """Return the sizes from which slopes are fitted."""
+        return {size: seconds for size, seconds in by_size.items() if size >= self.least}
 
     @property
-    def rounds(self) -> int:
-        return self.slopes["factored"].n
+    def first(self) -> str:
+        """The smallest size from which slopes are fitted."""
+        return f"{min(self.fitted(self.of['factored'])):,}"
+
+
+def _by_size(measures: Measures, column: int) -> dict[str, dict[int, list[float]]]:
+    """Return the seconds of a job by kind of head and size."""
+    found: dict[str, dict[int, list[float]]] = {"factored": {}, "dense": {}}
+    for name, seconds in measures["seconds"].items():
+        case = name.split()
+        found[case[0]][int(case[column])] = seconds
+    return found
 
 
 def _section(
     by_classes: _Times, by_dims: _Times, dim: str, classes: str, plots: PlotFolder
 ) -> Section:
-    device = "a GPU" if by_classes.measures["device"] == "cuda" else "a CPU"
-    consolidations = by_classes.measures["consolidations"] + by_dims.measures["consolidations"]
+    device = "a GPU" if by_classes.device == "cuda" else "a CPU"
+    consolidations = by_classes.consolidations + by_dims.consolidations
     return Section(
         name=EXPERIMENT.name,
         paper=EXPERIMENT.paper,
@@ -189,9 +210,10 @@ def _section(
             f"decay) of spherical softmax on a batch of {_BATCH} noise vectors, on {device}. The "
             "factored head is compared with a dense head, which computes every logit. The dense "
             "head is measured only at sizes where its weight has at most "
-            f"{_DENSE_NUMBERS:,} elements. The heads are timed in turn, for {by_classes.rounds} "
-            f"rounds in the first table and {by_dims.rounds} in the second. In each round, the "
-            "slope of log time over log size is fitted; its confidence interval is over rounds."
+            f"{_DENSE_NUMBERS:,} elements. The heads of a table are timed in turn, and this is "
+            f"repeated {by_classes.slopes['factored'].n} times with new heads. In each repeat, "
+            "the slope of log time over log size is fitted to the medians; its confidence "
+            "interval is over the repeats."
         ),
         claims=_claims(by_classes, by_dims, dim, classes),
         tables=[
@@ -221,18 +243,14 @@ def _claims(by_classes: _Times, by_dims: _Times, dim: str, classes: str) -> list
             f"the time of a step does not grow with the number of classes ({dim}; slope within "
             f"{_FLAT:.3f} of zero)",
             _within(flat, _FLAT),
-            f"slope {flat.text()} from {_first(by_classes)} to {max(by_classes.of['factored']):,}",
+            f"slope {flat.text()} from {by_classes.first} to {max(by_classes.of['factored']):,}",
         ),
         Claim(
             f"the time of a step grows no faster than d^2 ({classes})",
             verdict(Mean(2 - in_dims.value, in_dims.half, in_dims.n)),
-            f"slope {in_dims.text()} from d = {_first(by_dims)} to {max(by_dims.of['factored']):,}",
+            f"slope {in_dims.text()} from d = {by_dims.first} to {max(by_dims.of['factored']):,}",
         ),
     ]
-
-
-def _first(times: _Times) -> str:
-    return f"{min(times.fitted('factored')):,}"
 
 
 def _within(found: Mean, tolerance: float) -> Verdict:
@@ -247,7 +265,7 @@ def _table(title: str, size: str, times: _Times) -> Table:
     for kind, by_size in times.of.items():
         cells = [milliseconds(by_size[one]) if one in by_size else "" for one in numbers]
         rows.append([kind, *cells, times.slopes[kind].text()])
-    last = f"slope from {_first(times)}"
+    last = f"slope from {times.first}"
     return Table(title, ["head", *(f"{size} = {one:,}" for one in numbers), last], rows)
 
 
@@ -259,7 +277,9 @@ def _figure(*panels: tuple[_Times, str]) -> Figure:
     ):
         for kind, by_size in times.of.items():
             marker, color = styles[kind]
-            low, middle, high = np.quantile(_by_round(by_size), [0.25, 0.5, 0.75], axis=0)
+            low, middle, high = np.transpose(
+                [np.quantile(seconds, [0.25, 0.5, 0.75]) for seconds in by_size.values()]
+            )
             name = f"{kind}, slope {times.slopes[kind].text(2)}"
             axes.plot(list(by_size), middle, marker=marker, color=color, label=name)
             axes.fill_between(list(by_size), low, high, color=color, alpha=0.2)
@@ -278,6 +298,6 @@ EXPERIMENT = Experiment(
     name="004-cost",
     paper="004",
     title="Cost of a step by number of classes and features",
-    minutes=1.5,
+    minutes=4,
     procedure=_procedure,
 )

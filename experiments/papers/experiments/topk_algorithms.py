@@ -23,7 +23,7 @@ from experiments.papers.turns import Seconds, milliseconds, ratio, synchronous, 
 K = 5
 PRECISIONS = {"single": torch.float32, "double": torch.float64}
 # By number of classes: the seconds for each direction, chosen to fit the experiment's `minutes`.
-_CLASSES = {100: 2, 1_000: 4, 10_000: 12, 100_000: 30}
+_CLASSES = {100: 2, 1_000: 12, 10_000: 12, 100_000: 30}
 _TOY_CLASSES = {20: 1, 41: 1}
 _EXPONENTS = (1, 0, -1, -2, -3, -4)  # of the temperatures
 _GAIN = 15.0
@@ -123,7 +123,7 @@ def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
             {
                 "batch": 8 if budget.is_toy else 64 if number == max(_CLASSES) else 256,
                 "classes": number,
-                "rounds": budget.size(15, least=2),
+                "rounds": budget.size(31, least=2),
                 "seconds": max(1.0, seconds * budget.effort),
             },
             alone=True,

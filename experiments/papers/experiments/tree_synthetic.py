@@ -354,21 +354,22 @@ def _best_base(
     trained: Trained, points: Sequence[tuple[float, Sequence[Arm]]], where: str, *, own: bool
 ) -> Claim:
     read = trained.at_own if own else trained.at_authors_rate
-    levels = {value: mean(read(arms[0])) for value, arms in points}
-    best = max(levels, key=lambda value: levels[value].value)
     by_value = {value: arms[0] for value, arms in points}
-    gaps = {
-        value: difference(read(by_value[best]), read(arm))
-        for value, arm in by_value.items()
-        if not 1.2 <= value <= 1.4
-    }
-    near = 1.2 <= best <= 1.4
-    settled = all(gap.low > 0 for gap in gaps.values())
+    levels = {value: mean(read(arm)) for value, arm in by_value.items()}
+    best = max(levels, key=lambda value: levels[value].value)
+    near = _is_about_1_3(best)
+    rivals = [arm for value, arm in by_value.items() if _is_about_1_3(value) is not near]
+    settled = all(difference(read(by_value[best]), read(rival)).low > 0 for rival in rivals)
+    found: Verdict = "holds" if near else "does not hold"
     return Claim(
         f"Figure 4: accuracy is highest at a base of about 1.3 ({where})",
-        ("holds" if settled else "not settled") if near else "does not hold",
+        found if settled else "not settled",
         f"highest at {best:g} ({levels[best].text()})",
     )
+
+
+def _is_about_1_3(base: float) -> bool:
+    return 1.2 <= base <= 1.4
 
 
 def _table(
