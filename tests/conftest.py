@@ -197,7 +197,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def injected(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Inject faults for the duration of a test."""
     import data.retry
-    from tests.faults.sitecustomize import inject
+    from tests.file_errors import inject
 
     monkeypatch.setattr(data.retry, "_LONGEST_SECONDS", 0.01)
 

@@ -73,7 +73,7 @@ def _measures(recipe: "Recipe", settings: Mapping[str, Any], world: Any) -> Meas
 
 def _evaluated(run: Path, split: str, step: int | None, world: Any) -> Measures:
     """Evaluate the checkpoint of `step`, or the newest one if `step` is None."""
-    from trainer.evaluation.__main__ import EvaluationRequest, evaluate_run
+    from trainer.evaluation.request import EvaluationRequest, evaluate_run
 
     request = EvaluationRequest(run, checkpoint=step, split=split)
     evaluated_step = evaluate_run(request, world)

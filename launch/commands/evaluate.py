@@ -18,7 +18,7 @@ from launch.terminal import table_cell
 
 if TYPE_CHECKING:
     from trainer.evaluation import Evaluation
-    from trainer.evaluation.__main__ import EvaluationRequest
+    from trainer.evaluation.request import EvaluationRequest
 
 
 def evaluate(
@@ -53,7 +53,7 @@ def evaluate(
     """Evaluate a run's newest checkpoint on its recipe's evaluation split."""
     from data.shards.mixture import load_manifest
     from trainer.evaluation import load_evaluation
-    from trainer.evaluation.__main__ import EvaluationRequest
+    from trainer.evaluation.request import EvaluationRequest
     from trainer.evaluation.saved import ClassTable, write_csv
 
     wanted = EvaluationRequest(

@@ -11,7 +11,7 @@ from data.shards.writing.writer import write_shards
 from data.skipped import Skipped, by_reason
 from data.sources import ImageFolder
 from tests.data.conftest import write_image
-from tests.faults.sitecustomize import error
+from tests.file_errors import error
 
 
 def write_folders(root: Path, *folders: str) -> None:

@@ -18,7 +18,7 @@ from data.shards.writing.writer import write_shards
 from data.sources import EmojiNames
 from data.tars.indexing import index_shards
 from tests.data.conftest import damage_of, open_index
-from tests.faults.sitecustomize import error
+from tests.file_errors import error
 
 
 def edit(folder: Path, **changes: object) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from data.retry import TRANSIENT_ERRNOS
 from tests.data.file_server import serving
-from tests.faults.sitecustomize import error
+from tests.file_errors import error
 from tests.shards import glyph_recipe
 from tests.system.processes import ROOT, write_recipe
 from tests.system.runs import losses

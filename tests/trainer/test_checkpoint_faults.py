@@ -20,8 +20,8 @@ import pytest
 import torch
 
 from serving.addresses import free_port
-from tests.faults.sitecustomize import error as failing
-from tests.faults.sitecustomize import inject
+from tests.file_errors import error as failing
+from tests.file_errors import inject
 from tests.ranks import RankError, forked, rank_world, run_on_ranks, running, set_rank
 from tests.trainer.checkpoint_mutations import seal_file, tensor_files
 from tests.trainer.checkpoint_runs import (

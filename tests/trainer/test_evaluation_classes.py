@@ -14,8 +14,8 @@ import torch
 from data.shards.manifest import Manifest
 from heads.slc import ClassMeasures
 from trainer.evaluation import Evaluation, load_evaluation
-from trainer.evaluation.__main__ import EvaluationRequest
 from trainer.evaluation.__main__ import main as evaluate_on_a_rank
+from trainer.evaluation.request import EvaluationRequest
 from trainer.evaluation.saved import ClassTable, write_csv
 from trainer.promises import make_promises
 

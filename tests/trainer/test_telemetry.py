@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.sitecustomize import error
+from tests.file_errors import error
 from tests.ranks import rank_world
 from tests.shards import glyph_recipe
 from tests.system.runs import read_lines
