@@ -16,8 +16,10 @@ CPU_MEMORY_MIB = 512
 _GPU_SHARE = 32
 _STEP_MIB = 256
 
-# The share of the limit that the logits of one block may use.
-_BLOCK_SHARE = 8
+# The logits of one block may use the limit divided by this. The part is smaller on a CPU, because
+# several tensors of this size exist at the same time, and glibc cannot reuse all of the memory of
+# those that were freed.
+_BLOCK_SHARE, _CPU_BLOCK_SHARE = 8, 32
 _FEWEST_CLASSES = 64
 # glibc serves larger allocations with mmap, which returns fresh pages, so every allocation would
 # cause one page fault per 4 KiB.
@@ -62,13 +64,14 @@ class Processor:
         """Return the number of classes per block, given the bytes of the logits (or of the row) of
         one class and the memory limit for logits.
 
-        A block has at least 64 classes, and more if they fit in an eighth of the limit. The number
-        of classes is a power of two, or on a GPU, if that fits, a power of two times the classes of
-        a wave of tiles. Adding one row to a batch therefore usually does not change the blocks.
+        A block has at least 64 classes, and more if they fit in an eighth of the limit, or on a CPU
+        in 1/32 of it. The number of classes is a power of two, or on a GPU, if that fits, a power
+        of two times the classes of a wave of tiles. Adding one row to a batch therefore usually
+        does not change the blocks.
         """
         piece = memory_bytes // _BLOCK_SHARE
         if self.kind == "cpu":
-            piece = min(piece, _CACHED_BYTES)
+            piece = min(memory_bytes // _CPU_BLOCK_SHARE, _CACHED_BYTES)
         fitting = piece // column_bytes
         wave = _TILE_COLUMNS * self.num_sms
         if 0 < wave <= fitting:

@@ -97,7 +97,7 @@ class BlockwiseLogits:
     def classes_at_once(self) -> int:
         """Return the number of classes per block; see `Processor.classes_at_once`.
 
-        The logits of a block use up to an eighth of the memory budget, and so does a copy of its
+        The logits of a block use a fixed part of the memory budget, and so does a copy of its
         class rows or their gradient. The rest of the budget covers a few temporaries of that size
         and the logits saved for backward, which use a quarter of the budget.
         """
