@@ -59,7 +59,7 @@ TOPK_CASES = ((1000, 5, 9), (1000, 10, 12), (1000, 50, 30), (100_000, 5, None))
 # Classes, dimensions and rows of `peak_memory`, its memory limit for logits, and its target.
 PEAK_CLASSES, _PEAK_DIM, _PEAK_BATCH = 1_000_000, 64, 512
 PEAK_KINDS = tuple(LOSSES)
-_PEAK_LIMIT_MIB, _MOST_MB = 256, 300
+_PEAK_LIMIT_MIB, _MOST_MB = 256, 200
 # Classes and dimensions of the vectors of `cover_trees`.
 VECTORS, MANY_VECTORS = (100_000, 300), (1_000_000, 64)
 
