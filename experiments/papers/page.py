@@ -32,10 +32,11 @@ class Status(StrEnum):
 
 
 _STATUSES = (
-    "A row is **reproduced** if the claimed sign is shown at the scale that was *published* (the "
-    "paper's model, data and steps) by intervals off zero, **contradicted** if the opposite is "
-    "shown, and **direction only** if a smaller model or fewer steps show the claimed sign. Any "
-    "other result is **not settled**, such as an interval that contains zero."
+    "A row is **reproduced** if the claim is shown at the scale that was *published* (the paper's "
+    "model, data and steps), **contradicted** if its opposite is shown there, and **direction "
+    "only** if a smaller model or fewer steps show the claim. A claim is shown if the whole "
+    "interval is on its side; the size of a difference may differ from the paper's. Any other "
+    "result is **not settled**. If a row was **not run**, the column *scale* says why."
 )
 
 _DATA = """DATA is a folder with the published files that the experiments need:
@@ -132,10 +133,11 @@ def summary_text(sections: Sequence[Section]) -> str:
         "# The papers' experiments",
         "<!-- Written by python -m experiments.papers from experiments/papers/results and "
         "summary.yaml. -->",
-        "Which claims of the five papers that kway implements did its experiments reproduce? In "
-        "the column *ours*, a number with ± is the difference between the two losses that a claim "
-        "compares, unless the row names another quantity. Intervals are 95% (Student's t over "
-        "seeds or draws; order statistics for times).",
+        "Which claims of the five papers that kway implements did its experiments reproduce? The "
+        "column *paper* has values in the order of the claim. In the column *ours*, a number with "
+        "± is the difference between the two losses that a claim compares, in accuracy or the "
+        "named measure, unless the row names another quantity; a positive one agrees with the "
+        "claim. Intervals are 95% (Student's t over seeds or draws; order statistics for times).",
     ]
     rows = {
         paper: [row(one, by_name) for one in definition["rows"]]
@@ -162,7 +164,7 @@ def summary_text(sections: Sequence[Section]) -> str:
                 ],
             ),
         ]
-    parts += ["## Commands", _commands(rows), _DATA]
+    parts += ["## Commands", "A row without a command is not listed.", _commands(rows), _DATA]
     return "\n\n".join(parts) + "\n"
 
 

@@ -86,8 +86,8 @@ def _setup(compared: Compared, measure: str, steps: int) -> str:
     )
 
 
-def _scale(steps: int) -> str:
-    return f"paper's network and data, {steps:,} of {_PUBLISHED_STEPS:,} steps"
+def _scale(steps: int, network: str = "paper's network") -> str:
+    return f"{network} and data, {steps:,} of {_PUBLISHED_STEPS:,} steps"
 
 
 # ---------------------------------------------------------------- paper 002
@@ -348,7 +348,7 @@ def _spherical(budget: Budget, _plots: PlotFolder) -> Procedure:
         title="Spherical losses on MNIST",
         setup=_setup(compared, "top-1 accuracy", steps)
         + " The available text of the paper does not specify its network.",
-        scale=_scale(steps).replace("paper's network", "network of paper 002"),
+        scale=_scale(steps, "paper 002's network"),
         claims=spherical_claims(compared),
         tables=[
             Table("Error rate in % (published in parentheses)", ["loss", "ours", "rate"], rows)

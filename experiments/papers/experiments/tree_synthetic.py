@@ -364,7 +364,7 @@ def _best_base(
     return Claim(
         f"Figure 4: accuracy is highest at a base of about 1.3 ({where})",
         found if settled else "not settled",
-        f"highest at {best:g} ({levels[best].text()})",
+        f"highest at {best:g} (accuracy {levels[best].text()})",
     )
 
 
