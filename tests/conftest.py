@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 pytest_plugins = ["tests.ending"]
@@ -31,7 +32,9 @@ gc.disable()
 # Without a GPU, Triton's interpreter runs the kernels. Triton reads this when `heads` is imported.
 if not Path("/proc/driver/nvidia").exists():
     os.environ["TRITON_INTERPRET"] = "1"
-
+# How long a test takes depends on the machine.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 _SLOW_SECONDS = 1800
 

@@ -137,7 +137,8 @@ def summary_text(sections: Sequence[Section]) -> str:
         "column *paper* has values in the order of the claim. In the column *ours*, a number with "
         "± is the difference between the two losses that a claim compares, in accuracy or the "
         "named measure, unless the row names another quantity; a positive one agrees with the "
-        "claim. Intervals are 95% (Student's t over seeds or draws; order statistics for times).",
+        "claim. Intervals are 95% (Student's t over seeds, draws or repeats; order statistics for "
+        "ratios of times).",
     ]
     rows = {
         paper: [row(one, by_name) for one in definition["rows"]]

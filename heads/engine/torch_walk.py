@@ -155,8 +155,8 @@ class SavedBlocks:
     """The tensors that forward saves for backward within the memory budget.
 
     Forward saves the graphs of all blocks if they fit, otherwise the logits of the first blocks.
-    Backward recomputes the logits of the other blocks. For example, with budget M and 10 blocks
-    whose logits take M / 8 each, two blocks are saved (a quarter of M) and eight are recomputed.
+    Backward recomputes the logits of the other blocks. For example, with budget M and 40 blocks
+    whose logits take M / 32 each, eight are saved (a quarter of M) and 32 are recomputed.
 
     All logits are written to one buffer and all statistics to another (`_BlockStatistics`), so that
     everything else that a block allocates is freed before the next block. Otherwise, small

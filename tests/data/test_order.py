@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from data.loading.order import Order, permuted_index, share
@@ -65,7 +65,6 @@ def shard_of(indices: np.ndarray, sizes: list[int]) -> np.ndarray:
     return np.searchsorted(np.cumsum(sizes), indices, side="right")
 
 
-@settings(deadline=None)
 @given(sizes=SIZES, shuffle=st.none() | st.integers(1, 14), seed=SEEDS)
 def test_every_epoch_of_an_order_contains_each_sample_once(
     sizes: list[int], shuffle: int | None, seed: int
@@ -76,7 +75,6 @@ def test_every_epoch_of_an_order_contains_each_sample_once(
     assert np.array_equal(np.sort(indices.reshape(3, n), axis=1), np.tile(np.arange(n), (3, 1)))
 
 
-@settings(deadline=None)
 @given(sizes=SIZES, shuffle=st.integers(1, 14), seed=SEEDS)
 def test_a_group_contains_at_most_shuffle_shards_shards(
     sizes: list[int], shuffle: int, seed: int
@@ -92,7 +90,6 @@ def test_a_group_contains_at_most_shuffle_shards_shards(
         assert 1 <= len(order.shards(group)) <= order.shards_at_once <= shuffle
 
 
-@settings(deadline=None)
 @given(
     sizes=SIZES,
     shuffle=st.none() | st.integers(1, 14),

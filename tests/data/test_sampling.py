@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from data.config import DataConfig, SamplingConfig
@@ -69,7 +69,6 @@ def test_powers_give_natural_square_root_and_balanced_shares() -> None:
         assert np.allclose(class_shares(counts, power), expected, atol=1e-7)
 
 
-@settings(deadline=None)
 @given(sizes=SIZES, power=POWERS, seed=SEEDS, epoch=st.none() | st.integers(1, 200))
 def test_groups_get_their_shares_and_their_samples_are_drawn_equally_often(
     sizes: list[int], power: float, seed: int, epoch: int | None
@@ -92,7 +91,6 @@ def test_groups_get_their_shares_and_their_samples_are_drawn_equally_often(
     assert np.array_equal(np.sort(passes), np.sort(np.concatenate([np.arange(t) for t in times])))
 
 
-@settings(deadline=None)
 @given(sizes=SIZES, power=POWERS, seed=SEEDS)
 def test_shares_are_exact_over_a_period_of_epochs(
     sizes: list[int], power: float, seed: int
@@ -147,7 +145,6 @@ def test_samples_with_an_invalid_label_are_drawn_at_their_natural_rate() -> None
     assert np.allclose(groups.shares, [0.25, 0.25, 0.5])
 
 
-@settings(deadline=None)
 @given(
     sets=st.lists(st.sets(st.integers(0, 4)), min_size=1, max_size=40),
     power=st.sampled_from([0.0, 0.5]),

@@ -89,7 +89,7 @@ def num_padding(batches: list[list[tuple[int, tuple[int, ...]]]]) -> int:
     return sum(max(batch) * len(batch) - sum(batch) for batch in lengths)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     num=st.integers(1, 120),
     batch=st.integers(1, 40),

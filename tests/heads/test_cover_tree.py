@@ -68,7 +68,7 @@ def check_invariants(tree: CoverTree, distance: np.ndarray) -> None:
         assert scaled[:, net].min(1).max() <= radius * CLOSE + rounding, "covering"
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     seed=st.integers(0, 2**32 - 1),
     kind=st.sampled_from(["random", "clustered", "duplicated", "zeros", "parallel", "identical"]),
@@ -118,7 +118,7 @@ def check_label_trees(tree: CoverTree) -> None:
         assert utree.class_of_node[nodes].tolist() == path(tree.center_parent, c)[:0:-1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32 - 1),
     kind=st.sampled_from(["random", "clustered", "duplicated", "identical"]),

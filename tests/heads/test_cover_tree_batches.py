@@ -33,7 +33,7 @@ def many_rows_of(kind: str, rng: np.random.Generator, num: int) -> np.ndarray:
     return np.concatenate([rows, extra + 0.1 * rng.normal(size=extra.shape)])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     seed=st.integers(0, 2**32 - 1),
     kind=st.sampled_from(KINDS),

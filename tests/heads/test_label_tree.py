@@ -64,7 +64,7 @@ def naive_path(parent, node: int) -> list[int]:
     return path
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32 - 1), num_nodes=st.integers(1, 25))
 def test_from_parents_numbers_nodes_in_canonical_depth_first_pre_order(seed, num_nodes):
     parent, classes = random_forest(seed, num_nodes)
@@ -74,7 +74,7 @@ def test_from_parents_numbers_nodes_in_canonical_depth_first_pre_order(seed, num
     assert tree.class_of_node.tolist() == expected_classes
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32 - 1), num_nodes=st.integers(1, 60))
 def test_derived_arrays_equal_their_definitions(seed, num_nodes):
     tree = LabelTree.from_parents(*random_forest(seed, num_nodes))

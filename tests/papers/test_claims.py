@@ -181,6 +181,8 @@ def test_a_tree_beats_cross_entropy_everywhere_only_if_no_gain_is_unsettled() ->
         ({1.1: 0.7, 1.3: 0.5, 2.0: 0.8}, _NOT),
         ({1.1: 0.6, 1.3: 0.9, 2.0: 0.899}, _OPEN),
         ({1.1: 0.7, 1.3: 0.8, 2.0: 0.801}, _OPEN),
+        ({1.1: 0.6, 1.2: 0.899, 1.3: 0.9, 2.0: 0.7}, _HOLDS),
+        ({1.3: 0.5, 2.0: 0.8, 5.0: 0.801}, _NOT),
     ],
 )
 def test_a_base_of_about_1_3_is_or_is_not_best_if_all_on_the_other_side_are_worse(
