@@ -31,7 +31,7 @@ def test_a_step_needs_less_memory_than_the_gradient_of_the_rows(dtype, deferred)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", [CrossEntropy(), BinaryCrossEntropy(), DecoupledSoftmax()])
-def test_a_step_with_label_sets_needs_200_mb_above_the_rows_and_their_gradient(loss):
+def test_a_step_with_label_sets_stays_below_the_memory_limit(loss):
     """An indicator of bytes would have 512 MB."""
     rows, dim, labels_per_row = 512, 64, 5
     head = ClassHead(dim, CLASSES, loss, bias=False, memory_mib=128)
@@ -42,4 +42,4 @@ def test_a_step_with_label_sets_needs_200_mb_above_the_rows_and_their_gradient(l
     before = restart_high_water_mark()
     head(features, sets).backward()
     gradient = head.weight.grad.nbytes
-    assert resident("VmHWM") - before - gradient < 200e6
+    assert resident("VmHWM") - before - gradient < 128 << 20
