@@ -35,11 +35,11 @@ _STATUSES = (
     "A row is **reproduced** if the claim is shown at the scale that was *published* (the paper's "
     "model, data and steps), **contradicted** if its opposite is shown there, and **direction "
     "only** if a smaller model or fewer steps show the claim. A claim is shown if the whole "
-    "interval is on its side; the size of a difference may differ from the paper's. Any other "
+    "interval is on its side; sizes may differ from the paper's. Any other "
     "result is **not settled**. If a row was **not run**, the column *scale* says why."
 )
 
-_DATA = """DATA is a folder with the published files that the experiments need:
+_DATA = """DATA is a folder with these published files:
 
 | path | source |
 | --- | --- |
@@ -144,7 +144,7 @@ def summary_text(sections: Sequence[Section]) -> str:
         paper: [row(one, by_name) for one in definition["rows"]]
         for paper, definition in summary().items()
     }
-    parts.append(_counts(rows))
+    parts.append(_overview(rows))
     parts.append(_STATUSES)
     for paper, definition in summary().items():
         parts += [
@@ -165,19 +165,25 @@ def summary_text(sections: Sequence[Section]) -> str:
                 ],
             ),
         ]
-    parts += ["## Commands", "A row without a command is not listed.", _commands(rows), _DATA]
+    parts += ["## Commands", "Rows without a command are omitted.", _commands(rows), _DATA]
     return "\n\n".join(parts) + "\n"
 
 
-def _counts(rows: Mapping[str, Sequence[Row]]) -> str:
+def _overview(rows: Mapping[str, Sequence[Row]]) -> str:
+    """Return a table with the items of each status, and the number of those that were not run."""
     lines = [
         [
             f"[{paper}: {summary()[paper]['title']}](#{_anchor(paper)})",
-            *(str(sum(one.status is status for one in of_paper)) for status in Status),
+            *(_items(of_paper, status) for status in Status if status is not Status.NOT_RUN),
+            str(sum(one.status is Status.NOT_RUN for one in of_paper)),
         ]
         for paper, of_paper in rows.items()
     ]
     return _grid(["paper", *Status], lines)
+
+
+def _items(rows: Sequence[Row], status: Status) -> str:
+    return "; ".join(dict.fromkeys(one.item for one in rows if one.status is status))
 
 
 def _anchor(paper: str) -> str:
