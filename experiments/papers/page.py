@@ -35,8 +35,8 @@ _STATUSES = (
     "A row is **reproduced** if the claim is shown at the scale that was *published* (the paper's "
     "model, data and steps), **contradicted** if its opposite is shown there, and **direction "
     "only** if a smaller model or fewer steps show the claim. A claim is shown if the whole "
-    "interval is on its side; sizes may differ from the paper's. Any other "
-    "result is **not settled**. If a row was **not run**, the column *scale* says why."
+    "interval is on its side; sizes may differ from the paper's. Any other result is **not "
+    "settled**. If a row was **not run**, the column *scale* gives the reason."
 )
 
 _DATA = """DATA is a folder with these published files:

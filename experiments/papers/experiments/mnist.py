@@ -331,7 +331,7 @@ def _figure(compared: Compared) -> Figure:
 
 
 def _spherical(budget: Budget, _plots: PlotFolder) -> Procedure:
-    # The losses differ by less than one seed from another.
+    # The difference between these losses is smaller than that between seeds.
     compared, steps = yield from compared_on_mnist(budget, _SPHERICAL, "top1", most_seeds=10)
     printed = published("004", "mnist")
     rows = [

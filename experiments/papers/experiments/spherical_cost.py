@@ -32,7 +32,7 @@ _DENSE_NUMBERS = 100_000_000  # largest dense weight; a step needs three times t
 _CLASSES_OF_SLOPE, _DIMS_OF_SLOPE = 10_000, 128
 # A slope below this counts as flat: with ten times as many classes, a step costs at most 10% more.
 _FLAT = math.log10(1.1)
-# The times of the same heads vary less than those of new heads, whose rows lie elsewhere in memory.
+# Each repeat creates new heads, because the memory that they get may affect the times.
 _REPEATS, _SECONDS = 6, 10.0
 
 
@@ -213,7 +213,7 @@ def _section(
             f"decay) of spherical softmax on a batch of {_BATCH} noise vectors, on {device}. The "
             "factored head is compared with a dense head, which computes every logit. The dense "
             "head is measured only at sizes where its weight has at most "
-            f"{_DENSE_NUMBERS:,} elements. The heads of a line are timed in turn, and this is "
+            f"{_DENSE_NUMBERS:,} elements. The heads of a row are timed in turn, and this is "
             f"repeated {by_classes.slopes['factored'].n} times with new heads. In each repeat, "
             "the slope of log time over log size is fitted to the medians; its confidence "
             "interval is over the repeats."
