@@ -1,9 +1,14 @@
-"""Atomic writes, errors that contain the path, and directory walks that report errors."""
+"""Atomic writes of files and folders, errors that contain the path, and directory walks that report
+errors.
+"""
 
+import ctypes
 import errno
 import hashlib
 import os
 import secrets
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +20,8 @@ TEMPORARY = ".aside"
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # This folder is at the root of a file system, and only root can read it.
 _LOST_AND_FOUND = "lost+found"
+# AT_FDCWD and RENAME_EXCHANGE of Linux.
+_WORKING_FOLDER, _EXCHANGE = -100, 2
 
 
 @contextmanager
@@ -69,6 +76,53 @@ def _commit(path: Path, content: bytes | Callable[[IO[bytes]], object]) -> None:
             flush(file)
         temporary.replace(path)
     sync(path.parent)
+
+
+@contextmanager
+def published_folder(path: Path, *, replace: bool) -> Iterator[Path]:
+    """Yield an empty folder. It becomes `path` atomically if there is no error; otherwise it is
+    removed. The parents of `path` are created. With `replace`, `path` may be an existing folder.
+
+    The files are synced to disk and readable by all users.
+    """
+    path = Path(os.path.realpath(path))  # keep a symbolic link, and replace its target
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f"{path.name}.partial-", dir=path.parent))
+    try:
+        yield temporary
+        # Make every file readable by all users, because mkdtemp creates folders with mode 0700 and
+        # safetensors creates files with mode 0600.
+        for entry in [*temporary.rglob("*"), temporary]:
+            entry.chmod(0o755 if entry.is_dir() else 0o644)
+            sync(entry)
+        _publish(temporary, path, replace=replace)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _publish(temporary: Path, path: Path, *, replace: bool) -> None:
+    if replace and path.exists():
+        if not _exchanged(temporary, path):  # readers find no folder between these two renames
+            old = Path(tempfile.mkdtemp(prefix=f"{path.name}.partial-old-", dir=path.parent))
+            os.rename(path, old / path.name)
+            os.rename(temporary, path)
+            temporary = old
+        shutil.rmtree(temporary)
+    else:
+        os.rename(temporary, path)
+    sync(path.parent)
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Exchange two folders atomically. Return False if the system or the file system cannot."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)  # glibc 2.28, Linux 3.15
+    if rename is None:
+        return False
+    failed: int = rename(
+        _WORKING_FOLDER, os.fsencode(one), _WORKING_FOLDER, os.fsencode(other), _EXCHANGE
+    )
+    return failed == 0
 
 
 def sync(path: Path) -> None:

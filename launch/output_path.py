@@ -12,10 +12,13 @@ def explain_write_errors(path: Path, option: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        name = str(error.filename or "")
+        if not error.filename:
+            raise
+        # Bundles, galleries and tokenizers are written where the path leads, through its links.
+        name, target = os.path.realpath(str(error.filename)), os.path.realpath(path)
         # Some commands first write to `<name>.part` in the same folder.
-        is_near = name.startswith((f"{path}/", f"{path}.")) or name == str(path)
-        if not name or not (is_near or Path(name) in path.parents):
+        is_near = name.startswith((f"{target}/", f"{target}.")) or name == target
+        if not (is_near or Path(name) in Path(target).parents):
             raise
         raise OSError(
             f"{path} cannot be written ({error.strerror}): choose another path with {option}"

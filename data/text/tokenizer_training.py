@@ -3,11 +3,8 @@ the tokenizers library, and evaluates it. Training is deterministic.
 """
 
 import os
-import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +12,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from data.files import TEMPORARY, explained
+from data.files import explained, published_folder
 from data.loading.order import permuted_index
 from data.messages import Report, silent
 from data.shards.manifest import Manifest
@@ -81,7 +78,7 @@ def train_tokenizer(
     if Manifest.load(shards).modality != "text":
         raise ValueError(f"{shards} contains images: kway tokenizer requires texts")
     with (
-        _written(out) as folder,
+        published_folder(out, replace=False) as folder,
         open_split(shards, split, max_bad_labels=None) as opened,
     ):
         num = len(opened)
@@ -120,25 +117,6 @@ def _texts(split: Split, indices: list[int], problems: list[Skipped]) -> Iterato
             yield split.text(index)[0]
         except BadSampleError as error:
             problems.append(Skipped(f"text {index}", str(error)))
-
-
-@contextmanager
-def _written(out: Path) -> Iterator[Path]:
-    """Yield a temporary folder that becomes `out`, or is deleted if the block fails."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f"{out.name}{TEMPORARY}-", dir=out.parent))
-    except OSError as error:
-        raise OSError(
-            f"{out} cannot be written ({error.strerror}): choose another folder"
-        ) from error
-    try:
-        yield temporary
-        temporary.chmod(0o755)
-        temporary.rename(out)
-    except BaseException:
-        shutil.rmtree(temporary)
-        raise
 
 
 def _measured(

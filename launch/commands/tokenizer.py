@@ -9,6 +9,7 @@ import typer
 
 from data.messages import pluralize, printable
 from data.skipped import NAMED
+from launch.output_path import explain_write_errors
 from launch.terminal import progress, seconds_since
 
 
@@ -33,7 +34,7 @@ def tokenizer(
     from data.text.tokenizer_training import train_tokenizer
 
     started = time.monotonic()
-    with progress("reading", "texts") as report:
+    with progress("reading", "texts") as report, explain_write_errors(out, "--out"):
         trained = train_tokenizer(
             shards,
             out,

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 
-from data.files import explained, sha256_of
+from data.files import explained, published_folder, sha256_of
 from data.images.decode import MAX_PIXELS, decode, resize
 from data.processes import in_order
 from data.progress import Report
@@ -51,7 +51,6 @@ from serving.galleries.index import (
 from serving.galleries.searching import best, class_scores, supports_index
 from serving.model import Model
 from trainer.bundle.bundle import Bundle
-from trainer.bundle.writing import published_folder
 
 THUMBNAIL_SIDE = 160  # maximum length in pixels of the longer side
 _QUALITY = 80

@@ -238,10 +238,11 @@ def test_an_output_path_that_cannot_be_written_raises_before_anything_is_read(
     names: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
-    out = tmp_path / "file/name"
     done: list[int] = []
-    with pytest.raises(OSError, match=rf"^{out} cannot be written \(.*\): choose another folder$"):
-        train_tokenizer(names, out, report=lambda number, total: done.append(number))
+    with pytest.raises(FileExistsError, match=f"{tmp_path}/file'$"):
+        train_tokenizer(
+            names, tmp_path / "file/name", report=lambda number, total: done.append(number)
+        )
     assert not done
 
 
@@ -260,14 +261,17 @@ def test_the_command_lists_and_counts_damaged_texts(kway, capsys, names, tmp_pat
 
 
 def test_the_command_rejects_images_and_existing_folders(
-    kway, capsys, names, folder, tmp_path
+    kway, capsys, names, folder, tmp_path, monkeypatch
 ) -> None:
     images = image_shards(tmp_path)
     before = contents(folder)
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
     for arguments, message in (
         ((images, "-o", tmp_path / "t"), "contains images: kway tokenizer requires texts"),
         ((names, "-o", folder), "already exists: choose another folder, or delete it"),
         ((names, "-o", tmp_path / "t", "--split", "none"), "none"),
+        ((names, "-o", "file/t"), "file/t cannot be written (File exists): choose another path"),
     ):
         assert kway("tokenizer", *arguments) == 2
         error = capsys.readouterr().err

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from data import files
 from data.classes.class_list import ClassInfo
 from heads import ClassHead
 from heads.losses import SphericalSoftmax
@@ -31,7 +32,6 @@ from tests.tiny_bundle import (
     write_of_format_4,
     write_of_texts,
 )
-from trainer.bundle import writing
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.spec import LossSpec
 from trainer.bundle.writing import rewrite_bundle
@@ -177,7 +177,7 @@ def test_a_symbolic_link_stays_and_its_target_is_replaced(
     copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_exchange: bool
 ) -> None:
     if not can_exchange:
-        monkeypatch.setattr(writing, "_exchanged", lambda *_: False)
+        monkeypatch.setattr(files, "_exchanged", lambda *_: False)
     (tmp_path / "link").symlink_to(copy)
     (copy / "stray").write_text("from before")
     with Bundle.open(copy) as before:

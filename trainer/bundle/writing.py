@@ -1,11 +1,8 @@
 """Writes a bundle atomically. The files are synced to disk and readable by all users."""
 
-import ctypes
 import os
 import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +10,7 @@ from safetensors.torch import save_model
 from torch import Tensor
 
 from data.classes.class_list import ClassInfo
-from data.files import sha256_of, sync
+from data.files import published_folder, sha256_of
 from data.text.tokenizer import Tokenizer
 from trainer.backbone.backbone import Backbone
 from trainer.backbone.config import BackboneOptions, ImportedBackbone, Precision
@@ -39,9 +36,6 @@ from trainer.bundle.spec import (
 )
 from trainer.bundle.threshold_file import ClassThresholds
 from trainer.imports import source_version
-
-# AT_FDCWD and RENAME_EXCHANGE of Linux.
-_WORKING_FOLDER, _EXCHANGE = -100, 2
 
 
 def write_bundle(
@@ -149,26 +143,6 @@ def rewrite_bundle(
         _write_manifest(folder, BundleManifest(model=model, files=dict(sorted(files.items()))))
 
 
-@contextmanager
-def published_folder(path: Path, *, replace: bool) -> Iterator[Path]:
-    """Yield an empty folder. It becomes `path` atomically if there is no error; otherwise it is
-    removed."""
-    path = Path(os.path.realpath(path))  # keep a symbolic link, and replace its target
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f"{path.name}.partial-", dir=path.parent))
-    try:
-        yield temporary
-        # Sync every file to disk and make it readable by all users, because safetensors creates
-        # files with mode 0600.
-        for entry in [*temporary.rglob("*"), temporary]:
-            entry.chmod(0o755 if entry.is_dir() else 0o644)
-            sync(entry)
-        _publish(temporary, path, replace=replace)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-
-
 def _write_manifest(folder: Path, manifest: BundleManifest) -> None:
     """Write `bundle.json`. Keys that older versions reject are omitted if they have their
     defaults.
@@ -192,27 +166,3 @@ def _describe_files(folder: Path) -> dict[str, FileEntry]:
         for file in sorted(folder.rglob("*"))
         if file.is_file()
     }
-
-
-def _publish(temporary: Path, path: Path, *, replace: bool) -> None:
-    if replace and path.exists():
-        if not _exchanged(temporary, path):  # readers find no bundle between these two renames
-            old = Path(tempfile.mkdtemp(prefix=f"{path.name}.partial-old-", dir=path.parent))
-            os.rename(path, old / path.name)
-            os.rename(temporary, path)
-            temporary = old
-        shutil.rmtree(temporary)
-    else:
-        os.rename(temporary, path)
-    sync(path.parent)
-
-
-def _exchanged(one: Path, other: Path) -> bool:
-    """Exchange two folders atomically. Return False if the system or the file system cannot."""
-    rename = getattr(ctypes.CDLL(None), "renameat2", None)  # glibc 2.28, Linux 3.15
-    if rename is None:
-        return False
-    failed: int = rename(
-        _WORKING_FOLDER, os.fsencode(one), _WORKING_FOLDER, os.fsencode(other), _EXCHANGE
-    )
-    return failed == 0
