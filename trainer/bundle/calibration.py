@@ -44,33 +44,19 @@ _NAMES_SHOWN = 3
 
 @dataclass(frozen=True)
 class Calibration:
-    """The new thresholds, and the labels and the classes with the highest logit [N] of the
-    samples. With label sets, `labels` are those of N samples."""
+    """The new thresholds, and what the samples show about the model.
+
+    num_classes: the number of classes with samples. accuracy: the fraction of the samples whose
+    class, or one of them, has the highest logit; `measure` is its name. predicted: the class [N]
+    with the highest logit of each sample.
+    """
 
     thresholds: ClassThresholds
-    labels: Tensor | LabelSets
+    num_samples: int
+    num_classes: int
+    measure: str
+    accuracy: float
     predicted: Tensor
-
-    @property
-    def num_samples(self) -> int:
-        return len(self.labels)
-
-    @property
-    def num_classes(self) -> int:
-        """The number of classes with samples."""
-        return len(class_ids_of(self.labels).unique())
-
-    @property
-    def measure(self) -> str:
-        """The name of `accuracy`."""
-        return "precision at 1" if isinstance(self.labels, LabelSets) else "top-1 accuracy"
-
-    @property
-    def accuracy(self) -> float:
-        """The fraction of the samples whose class, or one of them, has the highest logit."""
-        if isinstance(self.labels, LabelSets):
-            return float(self.labels.contain(self.predicted.unsqueeze(1)).double().mean())
-        return float((self.predicted == self.labels).double().mean())
 
 
 def calibrate(
@@ -227,10 +213,17 @@ def calibration_of(
         count_reached(scores, labels, ids, cutoffs[row_of_class[ids]]).int()
         for ids, scores, _ in scores_of_blocks(bundle, features)
     ]
+    if isinstance(labels, LabelSets):
+        measure, correct = "precision at 1", labels.contain(predicted.unsqueeze(1))
+    else:
+        measure, correct = "top-1 accuracy", predicted == labels
     return Calibration(
         ClassThresholds.of_promises(promises, torch.cat(reached).numpy()),
-        labels,
-        predicted,
+        num_samples=len(labels),
+        num_classes=len(label_ids.unique()),
+        measure=measure,
+        accuracy=float(correct.double().mean()),
+        predicted=predicted,
     )
 
 

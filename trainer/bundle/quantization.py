@@ -8,11 +8,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor
-
 from data.loading.batch import Batch
 from data.progress import Report
-from heads import LabelSets
 from trainer.backbone.onnx_backbone import BF16, check_packages, write_int8, write_onnx
 from trainer.backbone.precision import LowPrecision, check_device
 from trainer.bundle.bundle import Bundle
@@ -88,7 +85,16 @@ def quantize(
                 write_onnx(backbone, bundle.spec.image, source, remedy=BF16)
             write_int8(source, kept, onnx)
         after, labels = samples.features(precision=precision, onnx=onnx)
-        found = _compare(bundle, before, after, labels, options)
+        old, new = (calibration_of(bundle, each, labels, options) for each in (before, after))
+        pairs = zip(*(scores_of_blocks(bundle, each) for each in (before, after)), strict=True)
+        found = Quantization(
+            new,
+            float32_accuracy=old.accuracy,
+            agreement=float((old.predicted == new.predicted).double().mean()),
+            largest_difference=max(
+                float((one - other).abs().max()) for (_, one, _), (_, other, _) in pairs
+            ),
+        )
         card = (path / CARD).read_text(encoding="utf-8")
         card = with_section(card, _precision_section(precision, found))
         rewrite_bundle(
@@ -100,23 +106,6 @@ def quantize(
             onnx=onnx,
         )
     return found
-
-
-def _compare(
-    bundle: Bundle,
-    before: Tensor,
-    after: Tensor,
-    labels: Tensor | LabelSets,
-    options: CalibrationOptions,
-) -> Quantization:
-    old, new = (calibration_of(bundle, each, labels, options) for each in (before, after))
-    pairs = zip(*(scores_of_blocks(bundle, each) for each in (before, after)), strict=True)
-    return Quantization(
-        new,
-        old.accuracy,
-        float((old.predicted == new.predicted).double().mean()),
-        max(float((one - other).abs().max()) for (_, one, _), (_, other, _) in pairs),
-    )
 
 
 def _precision_section(precision: str, found: Quantization) -> str:
