@@ -20,11 +20,9 @@ from serving.schemas import (
     InputClasses,
     InputVerdicts,
     Required,
-    ThresholdSource,
     Verdict,
 )
 from trainer.bundle.bundle import Bundle
-from trainer.bundle.threshold_file import Share
 
 NOT_ALIGNED = (
     "this model was trained with {kind}, which is not aligned with the Principle of Logit "
@@ -135,41 +133,27 @@ def verdict(decided: ClassThreshold, score: float) -> Verdict:
 
 def threshold_of(bundle: Bundle, class_id: int, query: Query) -> ClassThreshold:
     """Return a class's threshold for this query, what it promises, and its validation counts."""
-    source: ThresholdSource | None = None if query.threshold is None else "request"
-    score, samples = query.threshold, bundle.positives(class_id)
-    more: dict[str, Any] = {}
+    values: dict[str, Any] = {
+        "threshold": query.threshold,
+        "threshold_source": None if query.threshold is None else "request",
+        "class_samples": bundle.positives(class_id),
+    }
     if query.recall is not None and class_id in query.overrides:
-        score, source = query.overrides[class_id], "override"
+        values |= {"threshold": query.overrides[class_id], "threshold_source": "override"}
     elif query.recall is not None:
-        found = bundle.threshold(class_id, query.recall)
-        score, source, samples = found.score, found.kind, found.class_samples
-        more = {
-            "confidence": found.confidence,
-            "pass_rate": found.pass_rate and found.pass_rate.estimate,
-            "pass_rate_interval": _interval(found.pass_rate),
-            "expected_precision": found.precision and found.precision.estimate,
-            "expected_precision_interval": _interval(found.precision),
-            "classes_below_recall": found.below_pooled,
-            "class_reached": found.class_reached,
-            "all_reached": found.all_reached,
-        }
+        values = dict(vars(bundle.threshold(class_id, query.recall)))
+    source = values["threshold_source"]
     if query.require is not None and source != query.require:
         reason = "this class has none" if source is None else f"that of this class is {source}"
-        score = None
-        more = {"reason": f"the query requires a {query.require} threshold, but {reason}"}
+        values = {
+            "threshold": None,
+            "threshold_source": source,
+            "class_samples": values["class_samples"],
+            "reason": f"the query requires a {query.require} threshold, but {reason}",
+        }
     return ClassThreshold(
-        class_name=bundle.classes[class_id].name,
-        class_id=class_id,
-        threshold=score,
-        threshold_source=source,
-        recall=query.recall,
-        class_samples=samples,
-        **more,
+        class_name=bundle.classes[class_id].name, class_id=class_id, recall=query.recall, **values
     )
-
-
-def _interval(share: Share | None) -> tuple[float, float] | None:
-    return None if share is None else (share.low, share.high)
 
 
 # ------------------------------------------------------------------------- what is this?

@@ -121,11 +121,14 @@ def test_a_class_without_positives_uses_the_pooled_threshold(written: Path) -> N
     bundle = Bundle.open(written)
     assert (bundle.positives(2), bundle.positives(6)) == (5, 0)
     own, pooled, nothing = (bundle.threshold(*at) for at in ((2, 0.9), (6, 0.9), (6, 0.99)))
-    assert (own.score, own.kind) == (2.0, "guaranteed")
+    assert (own.threshold, own.threshold_source) == (2.0, "guaranteed")
     shrunk = bundle.threshold(5, 0.9)
-    assert (shrunk.score, shrunk.kind, shrunk.below_pooled) == (5.0, "shrunk", None)
-    assert (pooled.score, pooled.kind, pooled.below_pooled) == (0.5, "pooled", 0.25)
-    assert (nothing.score, nothing.kind, nothing.precision) == (None, None, None)
+    assert (shrunk.threshold, shrunk.threshold_source) == (5.0, "shrunk")
+    assert shrunk.classes_below_recall is None
+    assert (pooled.threshold, pooled.threshold_source) == (0.5, "pooled")
+    assert pooled.classes_below_recall == 0.25
+    assert (nothing.threshold, nothing.threshold_source) == (None, None)
+    assert nothing.expected_precision is None
     with pytest.raises(ValueError, match=r"no thresholds for recall 0.5, .*: 0.9, 0.99"):
         bundle.threshold(0, 0.5)
 
@@ -134,11 +137,11 @@ def test_thresholds_in_format_4_promise_nothing(tmp_path: Path) -> None:
     with Bundle.open(write_of_format_4(tmp_path / "b")) as bundle:
         bundle.verify()
         own, pooled = bundle.threshold(2, 0.9), bundle.threshold(6, 0.9)
-        assert (own.score, own.kind, own.pass_rate) == (2.0, "empirical", None)
-        assert own.precision is not None
-        assert own.precision.estimate == 5 / 8
-        assert (pooled.score, pooled.kind, pooled.pass_rate) == (0.5, "pooled", None)
-        assert bundle.threshold(6, 0.99).score is None
+        assert (own.threshold, own.threshold_source) == (2.0, "empirical")
+        assert own.expected_precision == 5 / 8
+        assert (pooled.threshold, pooled.threshold_source) == (0.5, "pooled")
+        assert (own.pass_rate_interval, pooled.pass_rate_interval) == (None, None)
+        assert bundle.threshold(6, 0.99).threshold is None
 
 
 def test_classes_are_found_by_exact_name_or_id_unless_ambiguous(

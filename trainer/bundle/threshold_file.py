@@ -33,35 +33,29 @@ _ARRAYS = ("positives", "thresholds", "reached", "kinds", "pass_rates")
 
 
 @dataclass(frozen=True)
-class Share:
-    """A fraction and its interval. The estimate is None if only the interval is known."""
-
-    estimate: float | None
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
 class Threshold:
-    """The threshold of a class at a recall. None means that a value is unknown.
+    """The threshold of a class at a recall, with the field names of `ClassThreshold` in answers.
+    None means that a value is unknown.
 
-    `pass_rate` is the fraction of new samples of the class that pass, and `precision` the fraction
-    of passing samples that belong to the class, if classes are as frequent as in the validation
-    set. The intervals hold with `confidence`. Of the class's `class_samples` validation samples,
-    `class_reached` reach the threshold; `all_reached` counts the samples of any class that do. For
-    a pooled threshold, `below_pooled` is the fraction of the classes in which fewer validation
-    samples than the recall reach it.
+    `pass_rate` is the fraction of new samples of the class that pass, and `expected_precision` the
+    fraction of passing samples that belong to the class, if classes are as frequent as in the
+    validation set. The intervals hold with `confidence`. Of the class's `class_samples` validation
+    samples, `class_reached` reach the threshold; `all_reached` counts the samples of any class that
+    do. For a pooled threshold, `classes_below_recall` is the fraction of the classes in which fewer
+    validation samples than the recall reach it.
     """
 
-    score: float | None
-    kind: ThresholdKind | None
+    threshold: float | None
+    threshold_source: ThresholdKind | None
     confidence: float | None
-    pass_rate: Share | None
-    precision: Share | None
+    pass_rate: float | None
+    pass_rate_interval: tuple[float, float] | None
+    expected_precision: float | None
+    expected_precision_interval: tuple[float, float] | None
+    classes_below_recall: float | None
     class_samples: int
     class_reached: int | None
     all_reached: int | None
-    below_pooled: float | None = None
 
 
 @dataclass(frozen=True)
@@ -158,36 +152,38 @@ class ClassThresholds:
     def of(self, class_id: int, recall: float) -> Threshold:
         """Return the threshold of a class at `recall`.
 
-        Score and kind are None if there is no threshold. Raises ValueError for a recall without
-        thresholds.
+        Its value and source are None if there is no threshold. Raises ValueError for a recall
+        without thresholds.
         """
         column = self._column(recall)
         entry = self.recalls[column]
-        score = kind = pass_rate = None
+        threshold = source = pass_rate = pass_rate_interval = None
         if math.isfinite(own := float(self.thresholds[class_id, column])):
-            score, kind = own, _KINDS[int(self.kinds[class_id, column])]
+            threshold, source = own, _KINDS[int(self.kinds[class_id, column])]
             estimate, low, high = self.pass_rates[class_id, column].tolist()
-            if not math.isnan(low):
-                pass_rate = Share(None if math.isnan(estimate) else estimate, low, high)
+            pass_rate = None if math.isnan(estimate) else estimate
+            pass_rate_interval = None if math.isnan(low) else (low, high)
         positives = int(self.positives[class_id])
         confidence = entry.confidence or _DEFAULT_CONFIDENCE
-        of_class = of_any = precision = None
+        class_reached = all_reached = precision = precision_interval = None
         if self.reached is not None:
-            of_class, of_any = self.reached[class_id, column].tolist()
+            class_reached, all_reached = self.reached[class_id, column].tolist()
             # Without samples of the class, or if no sample passes, the precision is unknown.
-            if score is not None and positives and of_any:
-                interval = wilson_interval(of_class, of_any, confidence)
-                precision = Share(of_class / of_any, *interval)
+            if threshold is not None and positives and all_reached:
+                precision = class_reached / all_reached
+                precision_interval = wilson_interval(class_reached, all_reached, confidence)
         return Threshold(
-            score,
-            kind,
-            confidence,
-            pass_rate,
-            precision,
-            positives,
-            of_class,
-            of_any,
-            entry.below_pooled if kind == "pooled" else None,
+            threshold=threshold,
+            threshold_source=source,
+            confidence=confidence,
+            pass_rate=pass_rate,
+            pass_rate_interval=pass_rate_interval,
+            expected_precision=precision,
+            expected_precision_interval=precision_interval,
+            classes_below_recall=entry.below_pooled if source == "pooled" else None,
+            class_samples=positives,
+            class_reached=class_reached,
+            all_reached=all_reached,
         )
 
     def num_of_kind(self, column: int) -> dict[str, int]:
