@@ -26,8 +26,6 @@ def main(arguments: list[str] | None = None) -> int:
     """Evaluate the run given on the command line and return the exit code."""
     gc.enable()
     options = _parser().parse_args(arguments)
-    if options.launcher is not None:
-        die_with_parent(options.launcher)
     request = EvaluationRequest(
         options.run,
         options.checkpoint,
@@ -61,7 +59,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--allow-import", action="append", default=[], metavar="MODULE:CLASS")
     # `kway eval` sets this option to the file to which the evaluated step is written.
     parser.add_argument("--step-to", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--launcher", type=int, help="process ID of the process that starts ranks")
     return parser
 
 
