@@ -22,9 +22,9 @@ from heads.build import ClassPaths
 from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.backbone.batch_norm import apply_batch_norm_mode, persistent_buffers
 from trainer.backbone.blocks import checkpoint_blocks, compile_blocks
-from trainer.bundle.initial import load_initial_weights
 from trainer.config import Recipe
 from trainer.ema import MovingAverage
+from trainer.initial_weights import load_initial_weights
 from trainer.loss_scale import LossScale
 from trainer.optimizers import build_head_optimizer, build_optimizer, create_momentum
 from trainer.strategies import Strategy
