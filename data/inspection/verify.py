@@ -7,7 +7,7 @@ texts and, optionally, whether images can be decoded.
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 from isal import isal_zlib
 
+from data.classes.class_list import ClassList
 from data.files import sha256_of
 from data.messages import Report, pluralize, printable
 from data.processes import over_jobs
@@ -95,11 +96,16 @@ def damages(
     manifest = Manifest.read(folder) if manifest is None else manifest
     total = sum(shard.samples for shard in manifest.shards)
     size = sum(shard.bytes for shard in manifest.shards) * (_DECODING_COST if decode else 1)
+    labels = Labels.of_manifest(manifest) if manifest.source.kind == INDEXED else None
+    if labels is not None and ray is not None and isinstance(folder, str):
+        # Send the columns: the file of the list is in the cache of this machine, which other nodes
+        # do not have.
+        labels = replace(labels, classes=ClassList(manifest.classes.columns))
     rules = _Rules(
         folder=folder,
         text=manifest.modality == "text",
         num_classes=len(manifest.classes),
-        labels=Labels.of_manifest(manifest) if manifest.source.kind == INDEXED else None,
+        labels=labels,
         label_field=str(manifest.source.parameters.get("label_field")),
         label_sets=manifest.label_sets,
         decode=decode,

@@ -3,19 +3,22 @@
 Shards at a URL are verified like a local folder, with a bounded temporary file and no cache.
 """
 
+import pickle
+import shutil
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from data.inspection.verify import Damage
+from data.remote.config import CacheConfig
 from data.retry import RetriesExhaustedError
 from data.shards.index import index_path
-from data.shards.manifest import Manifest
+from data.shards.manifest import MAX_INLINE_CLASSES, Manifest
 from data.shards.split import open_split
 from data.tars.indexing import index_shards
 from tests.data.conftest import damage_of, kway_shard, open_index, overwrite
-from tests.data.file_server import FileServer
+from tests.data.file_server import FileServer, serving
 from tests.data.foreign_tars import bomb, planted_shards, png, write_tar
 
 FIRST = "train-000000.tar"
@@ -185,3 +188,24 @@ def test_the_command_verifies_a_url_and_exits_with_2_if_a_shard_is_missing(
     assert done.exit_code == 2
     assert f"damaged: {server.url}/{FIRST} is missing: 10 samples are lost" in done.stderr
     assert "upload it again" in done.stderr
+
+
+def test_another_node_of_a_ray_cluster_does_not_need_the_class_list_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = tmp_path / "names.txt"
+    names.write_text("".join(f"class {i}\n" for i in range(MAX_INLINE_CLASSES + 1)))
+    folder, cache = tmp_path / "shards", tmp_path / "cache"
+    folder.mkdir()
+    write_tar(folder / "a.tar", [("0.txt", b"text"), ("0.cls", b"class 7")])
+    index_shards(folder, classes=names)
+
+    def on_another_node(work, jobs, **_):
+        sent = pickle.dumps(work)
+        shutil.rmtree(cache)
+        return map(pickle.loads(sent), jobs)
+
+    monkeypatch.setattr("data.inspection.verify.over_jobs", on_another_node)
+    with serving(folder) as server:
+        manifest = Manifest.read(server.url, CacheConfig(folder=cache))
+        assert damage_of(server.url, manifest=manifest, ray="auto") == []
