@@ -78,7 +78,7 @@ def _shard(
     folder = OutputFolder(out).folder
     task = ("reading", "bytes") if source_class.reads_first else ("listing", "classes")
     with connected(workers, ray), progress(*task) as report:
-        supplied = {"work": work_folder(folder), "workers": workers, "ray": ray, "report": report}
+        supplied = {"work": work_folder(folder), "workers": workers, "report": report}
         fields = source_class.__pydantic_fields__.keys()  # type: ignore[attr-defined]
         source = build(
             source_class, {**given, **{k: supplied[k] for k in supplied.keys() & fields}}
