@@ -10,15 +10,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
 
 import tokenizers
 
 from data.files import commit
 from data.hub import must_use_cache, offline_advice
 from data.messages import kway_command, one_line
-
-Side = Literal["left", "right"]
 
 TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 _ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
@@ -35,7 +32,7 @@ _UNKNOWN = "\ue000 \U00012000"
 class Tokenizer:
     """An opened tokenizer. Create one with `open_tokenizer` or `Tokenizer.of`.
 
-    It is thread-safe, cheap to pickle and fork-safe: each process opens its own backend.
+    It is thread-safe, picklable and fork-safe. Forked processes share the memory of its backend.
 
     pad_id: the ID of the padding token. vocab_size: the largest ID + 1, which is the required
     number of embedding rows. max_length: the maximum number of tokens per text, including special
@@ -45,12 +42,14 @@ class Tokenizer:
     max_length: int
     pad_id: int
     vocab_size: int
-    truncation_side: Side
+    truncation_side: str
+    # Truncates texts, and does not add `_special`.
+    _backend: tokenizers.Tokenizer = field(repr=False)
+    # The backend without truncation, in JSON.
     _content: str = field(repr=False)
     _roles: dict[str, str] = field(repr=False)
     # The IDs that are added before and after each text, or None to let the library add them.
     _special: tuple[list[int], list[int]] | None = field(repr=False)
-    _opened: tuple[int, tokenizers.Tokenizer] | None = field(default=None, repr=False)
 
     @classmethod
     def of(
@@ -62,13 +61,14 @@ class Tokenizer:
         name: str,
         truncation_side: str = "right",
     ) -> "Tokenizer":
-        """Wrap a tokenizer from the tokenizers library.
+        """Wrap a tokenizer from the tokenizers library. `backend` is changed to truncate texts, and
+        must not be changed afterwards.
 
         roles: the special tokens, such as {"pad_token": "[PAD]"}. Raises ValueError, with `name`,
         if there is no pad token, if encoding an unknown character fails, if `truncation_side` is
         neither left nor right, or if `max_length` leaves no room for tokens of the text.
         """
-        if truncation_side not in get_args(Side):
+        if truncation_side not in ("left", "right"):
             raise ValueError(
                 f"tokenizer {name} has the truncation_side {truncation_side!r}: set it to left or "
                 f"right in its {CONFIG_FILE}"
@@ -87,6 +87,8 @@ class Tokenizer:
             )
         backend.no_padding()
         backend.no_truncation()
+        # `save` and `pickle` omit this property, which transformers may set.
+        backend.encode_special_tokens = False
         try:
             backend.encode(_UNKNOWN)
         except Exception as error:  # the library raises no narrower type
@@ -94,14 +96,21 @@ class Tokenizer:
                 f"tokenizer {name} cannot encode unknown characters ({one_line(error)}): add an "
                 f"unknown token to its model, or {_REMEDY}"
             ) from error
+        content, special = backend.to_str(), _special_ids(backend)
+        before, after = special or ([], [])
+        backend.enable_truncation(max_length - len(before) - len(after), direction=truncation_side)
+        # The library's threads do not survive a fork, and a child that uses them hangs. Loader
+        # processes and concurrent requests provide parallelism, so threads are disabled.
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
         return cls(
             max_length=max_length,
             pad_id=pad_id,
             vocab_size=max(backend.get_vocab(with_added_tokens=True).values()) + 1,
-            truncation_side=cast(Side, truncation_side),
-            _content=backend.to_str(),
+            truncation_side=truncation_side,
+            _backend=backend,
+            _content=content,
             _roles={role: roles[role] for role in _ROLES if role in roles},
-            _special=_special_ids(backend),
+            _special=special,
         )
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -112,7 +121,7 @@ class Tokenizer:
         tokenizer fails.
         """
         try:
-            encodings = self._backend().encode_batch_fast(
+            encodings = self._backend.encode_batch_fast(
                 list(texts), add_special_tokens=self._special is None
             )
         except TypeError as error:
@@ -146,23 +155,6 @@ class Tokenizer:
         # Nothing is added for the right side, so that the digests of earlier versions stay valid.
         side = "" if self.truncation_side == "right" else f"{self.truncation_side}\n"
         return hashlib.sha256(f"{side}{self.pad_id}\n{self._content}".encode()).hexdigest()
-
-    def _backend(self) -> tokenizers.Tokenizer:
-        """Return the backend of this process, opening it if necessary."""
-        process = os.getpid()
-        if self._opened is None or self._opened[0] != process:
-            # The library's threads do not survive a fork, and a child that uses them hangs. Loader
-            # processes and concurrent requests provide parallelism, so threads are disabled.
-            os.environ["TOKENIZERS_PARALLELISM"] = "false"
-            backend = tokenizers.Tokenizer.from_str(self._content)
-            before, after = self._special or ([], [])
-            length = self.max_length - len(before) - len(after)
-            backend.enable_truncation(length, direction=self.truncation_side)
-            self._opened = (process, backend)
-        return self._opened[1]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None}
 
 
 def _special_ids(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | None:

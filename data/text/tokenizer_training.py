@@ -104,10 +104,11 @@ def train_tokenizer(
                 yield text
 
         backend = train_wordpiece(read(), vocab_size=vocab_size, lowercase=lowercase)
+        measured = _measured(backend, texts, done, problems)  # of whole texts, without truncation
         tokenizer = Tokenizer.of(backend, ROLES, max_length=_MAX_LENGTH, name=str(out))
         with explained(out):
             tokenizer.save(folder)
-    return _measured(backend, texts, done, problems)
+    return measured
 
 
 def _texts(split: Split, indices: list[int], problems: list[Skipped]) -> Iterator[str]:

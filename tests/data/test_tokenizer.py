@@ -1,6 +1,7 @@
 """Tokenizer training is deterministic, and opened tokenizers match AutoTokenizer."""
 
 import json
+import pickle
 import shutil
 import subprocess
 import sys
@@ -74,9 +75,10 @@ def test_special_tokens_are_those_that_the_library_adds(template: str | None) ->
         special = [(word, i) for i, word in enumerate(words) if word in template]
         backend.post_processor = processors.TemplateProcessing(template, special_tokens=special)
     texts = ["the words", "", "number number 1 words the number", "[CLS] the"]
+    theirs = Backend.from_str(backend.to_str())
     opened = Tokenizer.of(backend, {"pad_token": "[PAD]"}, max_length=6, name="x")
-    backend.enable_truncation(6)
-    assert opened.encode(texts) == [each.ids or [0] for each in backend.encode_batch(texts)]
+    theirs.enable_truncation(6)
+    assert opened.encode(texts) == [each.ids or [0] for each in theirs.encode_batch(texts)]
 
 
 @pytest.mark.parametrize("opened_by", ["files", "transformers"])
@@ -100,10 +102,21 @@ def test_texts_are_truncated_on_the_side_that_the_tokenizer_states(
     assert ours.truncation_side == theirs.truncation_side == "left"
     assert ours.encode(TEXTS) == again.encode(TEXTS) == expected
     assert ours.digest() == again.digest()
+    sent = pickle.loads(pickle.dumps(ours))
+    assert (sent.encode(TEXTS), sent.digest()) == (expected, ours.digest())
     edit(copy / "tokenizer_config.json", truncation_side="right")
     right = open_tokenizer(str(copy), max_length=6)
     assert right.encode(TEXTS) != expected
     assert right.digest() != ours.digest()
+
+
+def test_a_setting_that_files_do_not_contain_has_no_effect(copy: Path, tmp_path: Path) -> None:
+    edit(copy / "tokenizer_config.json", split_special_tokens=True)
+    (copy / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    ours = open_tokenizer(str(copy), max_length=6)
+    ours.save(tmp_path / "saved")
+    again = open_tokenizer(str(tmp_path / "saved"), max_length=6)
+    assert ours.encode(TEXTS) == again.encode(TEXTS)
 
 
 def test_a_tokenizer_without_a_usable_unknown_token_raises() -> None:
