@@ -111,11 +111,17 @@ class Strategy:
     Call `attach` once with the optimizer of `parameters`, the trainable parameters. All ranks must
     call `forward` and `backward` the same number of times, with zero rows if necessary. `last`
     marks the forward pass whose backward pass sums the gradients over ranks.
+
+    `trained` contains the tensors that the optimizer updates, by the name of their weight.
     """
 
     def __init__(self, backbone: nn.Module) -> None:
         self.backbone = backbone
-        self.parameters = [p for p in backbone.parameters() if p.requires_grad]
+        self.trained = {name: p for name, p in backbone.named_parameters() if p.requires_grad}
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return list(self.trained.values())
 
     def attach(self, optimizer: Optimizer) -> None:
         """Set the optimizer that `step` uses."""
@@ -156,16 +162,20 @@ class Strategy:
         create_moments_of(self.optimizer)
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the weights by name in canonical form: as full tensors or `Shard(0)` DTensors."""
-        return {name: p.detach() for name, p in self.backbone.named_parameters()}
+        """Return the weights by name in canonical form: as full tensors or `Shard(0)` DTensors
+        (collective)."""
+        return {name: self.canonical(name, piece) for name, piece in self.live().items()}
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
         """Return the optimizer's tensors, including scalars, by weight and by name, in canonical
-        form.
+        form (collective).
         """
         return {
-            name: tensors_of(self.optimizer, parameter)
-            for name, parameter in self.backbone.named_parameters()
+            name: {
+                key: self.canonical(name, moment) if moment.ndim else moment
+                for key, moment in tensors_of(self.optimizer, parameter).items()
+            }
+            for name, parameter in self.trained.items()
         }
 
     def restore(
@@ -183,7 +193,7 @@ class Strategy:
     def live(self) -> dict[str, Tensor]:
         """Return this rank's pieces of the weights that `step` updates. The caller may change
         them."""
-        return self.weights()
+        return {name: p.detach() for name, p in self.backbone.named_parameters()}
 
     def canonical(self, name: str, piece: Tensor) -> Tensor:
         """Return the canonical form of a tensor that is laid out like `live()[name]` (collective).

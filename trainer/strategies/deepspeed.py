@@ -142,11 +142,6 @@ class DeepSpeedStrategy(Strategy):
         for group, (rate, parameters) in zip(groups, saved, strict=True):
             group["lr"], group["params"] = rate, parameters
 
-    def weights(self) -> dict[str, Tensor]:
-        if self.stage < 3:
-            return super().weights()
-        return {name: self.canonical(name, weight_piece(p)) for name, p in self._names.items()}
-
     def moments(self) -> dict[str, dict[str, Tensor]]:
         from deepspeed.utils import safe_get_full_optimizer_state
 

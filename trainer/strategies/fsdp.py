@@ -17,14 +17,12 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 
 from heads.collectives import all_reduce_sum, hook_pre_forward
 from heads.dtensors import local, sharded_rows
 from heads.gradients import sum_sharded_gradients
 from trainer.backbone.batch_norm import BATCH_NORMS
 from trainer.backbone.blocks import large_tables, repeated_blocks
-from trainer.optimizers import tensors_of
 from trainer.strategies.base import Sharding, Strategy, StrategyKind
 from trainer.world import RankGroup, World, group_ranks
 
@@ -103,8 +101,8 @@ class FSDPStrategy(Strategy):
     micro-batch would keep unsharded gradients in memory. With several copies of the backbone, the
     shards of the gradients are summed over the copies only after the last micro-batch.
 
-    The optimizer updates this rank's pieces as plain tensors, `parameters`, which share the memory
-    of the DTensors. torch 2.13 has no fused SGD for DTensors, and dispatching DTensor
+    The optimizer updates this rank's pieces as plain tensors, `trained`, which share the memory of
+    the DTensors. torch 2.13 has no fused SGD for DTensors, and dispatching DTensor
     operations takes time on the host.
     """
 
@@ -121,7 +119,8 @@ class FSDPStrategy(Strategy):
         self._sharded = {  # fully_shard replaced the parameters
             name: p for name, p in backbone.named_parameters() if p.requires_grad
         }
-        self.parameters = [nn.Parameter(local(p.detach())) for p in self._sharded.values()]
+        self.trained = {name: nn.Parameter(local(p.detach())) for name, p in self._sharded.items()}
+        self._shapes = {name: p.shape for name, p in backbone.named_parameters()}
         sum_sharded_gradients(backbone)
 
     def forward(self, inputs: dict[str, Tensor], *, last: bool = True) -> Tensor:
@@ -131,8 +130,8 @@ class FSDPStrategy(Strategy):
         return super().forward(inputs)
 
     def gradients(self) -> list[Tensor]:
-        for piece, sharded in zip(self.parameters, self._sharded.values(), strict=True):
-            piece.grad = None if sharded.grad is None else local(sharded.grad)
+        for name, sharded in self._sharded.items():
+            self.trained[name].grad = None if sharded.grad is None else local(sharded.grad)
         return super().gradients()
 
     def step(self) -> None:
@@ -147,40 +146,17 @@ class FSDPStrategy(Strategy):
     def squared_gradient_norm(self) -> Tensor:
         return all_reduce_sum(super().squared_gradient_norm(), self._mesh.get_group())
 
-    def weights(self) -> dict[str, Tensor]:
-        self._free_gathered_weights()
-        return {
-            name: self.canonical(name, local(weight)) for name, weight in super().weights().items()
-        }
-
-    def moments(self) -> dict[str, dict[str, Tensor]]:
-        self._free_gathered_weights()
-        return {
-            name: {
-                key: self.canonical(name, moment) if moment.ndim else moment
-                for key, moment in tensors_of(self.optimizer, piece).items()
-            }
-            for name, piece in zip(self._sharded, self.parameters, strict=True)
-        }
-
     def live(self) -> dict[str, Tensor]:
-        self._free_gathered_weights()
-        return {name: local(weight) for name, weight in super().weights().items()}
+        # A forward pass gathered weights, which become stale when the shards change.
+        for module in self._modules:
+            module.reshard()
+        return {name: local(weight) for name, weight in super().live().items()}
 
     def canonical(self, name: str, piece: Tensor) -> Tensor:
-        like = self.backbone.get_parameter(name)
-        assert isinstance(like, DTensor)
-        return sharded_rows(piece, self._mesh, like.shape)
+        return sharded_rows(piece, self._mesh, self._shapes[name])
 
     def piece(self, name: str, canonical: Tensor) -> Tensor:
         return local(canonical)
-
-    def _free_gathered_weights(self) -> None:
-        """Free weights gathered by a forward pass, because they become stale when the shards
-        change.
-        """
-        for module in self._modules:
-            module.reshard()
 
 
 def _shard(backbone: nn.Module, config: FSDP, mesh: DeviceMesh) -> None:
