@@ -137,7 +137,6 @@ def train(recipe: Recipe, world: World) -> None:
                 keep_every_steps=None if keep_every is None else length.in_steps(keep_every),
                 evaluated_on=evaluated_on,
                 timeout_seconds=timeout,
-                print_line=telemetry.print_line,
             )
         )
         loader = opened.enter_context(data.open_loader(recipe, world, state.cursor))

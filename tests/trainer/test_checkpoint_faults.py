@@ -61,7 +61,7 @@ def save_until_full(root: Path, in_background: bool) -> str:
     world = rank_world()
     entries = {f"weight.{number}": torch.zeros(48, 1024) for number in range(8)}
     settings = CheckpointConfig(keep_last=9, in_background=in_background)
-    writer = CheckpointWriter(root, settings, world, start_step=0, print_line=lambda _: None)
+    writer = CheckpointWriter(root, settings, world, start_step=0)
     try:
         for step in range(1, 9):
             for tensor in entries.values():

@@ -6,9 +6,8 @@ while the thread writes the copies.
 
 import json
 import math
-import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from datetime import timedelta
@@ -31,7 +30,6 @@ from trainer.world import World
 
 _ALIGNMENT = 64
 _GRACE_SECONDS = 15
-_REPORTED_WAIT_SECONDS = 0.01
 
 
 class Staging:
@@ -77,8 +75,7 @@ class CheckpointWriter:
     Saving in the background requires host memory for one copy of the pieces that this rank writes
     (its shards and its part of the replicated tensors). Later saves reuse this memory. Saving in
     the foreground copies one tensor at a time if the tensors are on a device; otherwise it copies
-    nothing. At most one save is in progress; the next save waits for it and logs how long it
-    waited.
+    nothing. At most one save is in progress; the next save waits for it.
 
     If a background save fails, `finish` raises OSError on all ranks. If `save` is called instead,
     it writes in the foreground and raises OSError only if that fails too. `events` reports a
@@ -95,7 +92,6 @@ class CheckpointWriter:
         keep_every_steps: int | None = None,
         evaluated_on: str | None = None,
         timeout_seconds: float = 600,
-        print_line: Callable[[str], None] = print,
     ) -> None:
         """`start_step` is the step from which the run resumes. Folders of later steps were rejected
         on resume; they are neither counted nor deleted. `evaluated_on` identifies the data and the
@@ -103,7 +99,6 @@ class CheckpointWriter:
         stored because the checkpoint is from an earlier version.
         """
         self._world = world
-        self._print_line = print_line
         self._measure = config.keep_best.measure if config.keep_best else None
         if self._measure is not None and evaluated_on is not None:
             self._measure += SEPARATOR + evaluated_on
@@ -118,7 +113,6 @@ class CheckpointWriter:
         self._staging = Staging() if config.in_background else None
         self._thread = ThreadPoolExecutor(1, "checkpoint") if config.in_background else None
         self._pending: Future[None] | None = None
-        self._pending_step = 0
         self._events: deque[Event] = deque()
 
     def __enter__(self) -> Self:
@@ -150,24 +144,16 @@ class CheckpointWriter:
         ranks if a save in the foreground fails.
         """
         assert not RESERVED_KEYS & state.keys(), f"{sorted(RESERVED_KEYS)} are reserved"
-        step, failed, started = int(state["step"]), False, time.perf_counter()
-        is_waiting = self._pending is not None and not self._pending.done()
+        failed = False
         try:
             self.finish()
         except OSError:  # raised on all ranks, and already in `events`
             failed = True
-        waited = time.perf_counter() - started
-        is_long = is_waiting and waited > _REPORTED_WAIT_SECONDS
-        if is_long and not failed and self._world.is_main:
-            self._print_line(
-                f"the checkpoint of step {step} waited {waited:.2f} s for the checkpoint of step "
-                f"{self._pending_step}: save less often, or save to a faster disk"
-            )
         result = None
         if self._measure is not None and best is not None and math.isfinite(best):
             result = Best(measure=self._measure, value=best)
         save = Save(
-            step=step,
+            step=int(state["step"]),
             state=json.dumps(state, allow_nan=False),
             best=result,
             random_state=packed_random_state(self._world),
@@ -178,7 +164,6 @@ class CheckpointWriter:
             return
         assert self._staging is not None
         save.pieces = self._staging.copy(save.pieces)
-        self._pending_step = save.step
         self._pending = self._thread.submit(self._write, save)
 
     def events(self) -> list[Event]:
