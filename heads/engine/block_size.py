@@ -11,8 +11,8 @@ import torch
 CPU_MEMORY_MIB = 512
 # On a GPU, the default is its memory divided by 32, rounded up to a multiple of 256 MiB. The memory
 # that torch reports depends on the driver and is up to 2% less than the size in
-# `trainer/devices.py`. Both give the same limit after rounding, so `kway plan` computes the blocks
-# of the run.
+# `launch/plan/devices.py`. Both give the same limit after rounding, so `kway plan` computes the
+# blocks of the run.
 _GPU_SHARE = 32
 _STEP_MIB = 256
 

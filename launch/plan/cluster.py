@@ -16,8 +16,8 @@ import torch
 from torch.nn import functional as F
 
 from heads.engine.block_size import Processor
+from launch.plan.devices import DEVICES
 from trainer.backbone.trace import Kind
-from trainer.devices import DEVICES
 
 # `shard`: the ranks that share one copy of the backbone; `replicate`: those with the same piece.
 Group = Literal["class", "data", "shard", "replicate", "world"]

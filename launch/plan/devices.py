@@ -3,7 +3,7 @@
 Rates are for dense matrices and come from NVIDIA's data sheets for V100, T4, A10, A100, L4, L40S,
 H100, H200 (nvidia.com/data-center/<name>) and HGX B200. The larger numbers in these data sheets are
 for structured sparsity. Memory is the size that the driver reports, which is less than the nominal
-size. This module does not import torch.
+size.
 """
 
 from dataclasses import dataclass
