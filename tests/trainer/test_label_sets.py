@@ -123,15 +123,6 @@ def test_a_batch_without_labels_has_no_loss_unless_the_loss_learns_from_negative
         assert not is_zero
 
 
-def test_labels_outside_the_classes_are_reported(glyphs):
-    task = start(glyphs, "bce", 1)
-    batch = batch_of_sets(0, ROWS, is_mixed=True)
-    take_step(task, batch, 1.0, step=1)
-    wrong = replace(batch, mixed=replace(batch.mixed, labels=batch.mixed.labels + 1))
-    with pytest.raises(ValueError, match=r"labels are outside 0\.\.12 \(1 to 13\)"):
-        take_step(task, wrong, 1.0, step=2)
-
-
 def reads_of_a_step(shards: Path, kind: str) -> list[str]:
     """The reads from the device in a step that is not the first."""
     task = start(shards, kind, 1, train__synchronous=False)
