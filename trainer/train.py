@@ -17,13 +17,13 @@ from data.loading.stream import Stream
 from heads.collectives import collective_hook
 from trainer.agreement import Agreed, Agreement, agree
 from trainer.backbone.compatibility import check_modality
-from trainer.checkpoints import CheckpointWriter, has_checkpoints
+from trainer.checkpoints import CheckpointWriter, find_checkpoint
 from trainer.checkpoints.entries import training_entries
 from trainer.config import Duration, Recipe
 from trainer.evaluation import evaluate_split, save_evaluation
 from trainer.faults import Watchdog
 from trainer.process.signals import Preempted, StopSignals
-from trainer.run.data_statistics import needs_data, start_from_data
+from trainer.run.data_statistics import start_from_data
 from trainer.run.folder import RunFolder
 from trainer.run.state import TrainState, provenance, resume
 from trainer.run.training_data import RunData, load_run_manifest
@@ -82,9 +82,13 @@ def train(recipe: Recipe, world: World) -> None:
         check_modality(recipe, manifest, data.tokenizer, task.backbone)
         if manifest.label_sets:
             task.head.check_label_sets()
-        # Not in a run that resumes: it would read the data of an epoch for nothing.
-        starts_from_data = needs_data(task) and not has_checkpoints(folder.checkpoints, world)
-        if starts_from_data:
+        checkpoint, rejected = find_checkpoint(folder.checkpoints, world)
+        if recipe.resume == "never" and (checkpoint is not None or rejected):
+            raise ValueError(
+                f"run {folder.path} contains checkpoints, but resume=never is set: choose another "
+                "run folder, or set resume=auto to continue the run"
+            )
+        if checkpoint is None:  # otherwise, this would read the data of an epoch for nothing
             start_from_data(task, data, world)
         task.start_training()
         torch.manual_seed(recipe.seed + world.rank)  # dropout differs between ranks
@@ -101,12 +105,9 @@ def train(recipe: Recipe, world: World) -> None:
             tokenizer=data.tokenizer_digest(),
             origin=provenance(recipe, evaluated_on=evaluated_on),
         )
-        state, notices = resume(folder, task, start, world, length=length)
-        if state.step == 0 and needs_data(task) and not starts_from_data:
-            raise ValueError(
-                f"run {folder.path} has only damaged checkpoints: use a new run folder to start "
-                "from the training data again"
-            )
+        state, notices = resume(
+            folder, task, start, world, found=(checkpoint, rejected), length=length
+        )
         if world.is_main:
             trim_logs(folder.path, state.step)
             folder.write(recipe)

@@ -149,9 +149,7 @@ def test_a_resumed_run_keeps_its_rows(texts, tmp_path, capsys):
     longer = bag_recipe(texts, parts.run, train__duration={"steps": 6})
     train(longer, rank_world())
     assert "rows of" not in capsys.readouterr().out
-    (newest, *_) = sorted(folder.glob("step-*"))
-    (newest / "manifest.json").write_text("{}")
-    for other in sorted(folder.glob("step-*"))[1:]:
-        (other / "manifest.json").write_text("{}")
-    with pytest.raises(ValueError, match="has only damaged checkpoints"):
-        train(longer, rank_world())
+    for each in folder.glob("step-*"):  # a run whose checkpoints are all damaged starts again
+        (each / "manifest.json").write_text("{}")
+    train(longer, rank_world())
+    assert "rows of 4 classes from means" in capsys.readouterr().out

@@ -16,6 +16,7 @@ from tests.trainer.checkpoint_mutations import reseal
 from tests.trainer.checkpoint_runs import save_checkpoint
 from tests.trainer.training import full_entries, started, take_steps
 from trainer.__main__ import main
+from trainer.checkpoints import find_checkpoint
 from trainer.checkpoints.entries import training_entries
 from trainer.checkpoints.pieces import write_shard
 from trainer.recipe import dump_recipe, load_recipe
@@ -43,7 +44,8 @@ def save(folder: RunFolder, task: Task, state: TrainState) -> None:
 
 def resume_run(folder: RunFolder, task: Task) -> tuple[TrainState, list[Event]]:
     start = replace(state_of(task, 0), origin=provenance(task.recipe))
-    return resume(folder, task, start, task.world, length=RunLength(9, 9, 1))
+    found = find_checkpoint(folder.checkpoints, task.world)
+    return resume(folder, task, start, task.world, found=found, length=RunLength(9, 9, 1))
 
 
 def test_a_run_resumes_from_before_its_first_update(glyphs, tmp_path):

@@ -7,12 +7,7 @@ the trainer's state (an object with the key `step`), `world_size`, `random_state
 and `best`.
 """
 
-from trainer.checkpoints.find import (
-    Checkpoint,
-    find_checkpoint,
-    has_checkpoints,
-    open_checkpoint,
-)
+from trainer.checkpoints.find import Checkpoint, find_checkpoint, open_checkpoint
 from trainer.checkpoints.folders import committed_folders
 from trainer.checkpoints.load import load_tensors, restore_random_state, stored_shapes
 from trainer.checkpoints.manifest import FORMAT_VERSION
@@ -24,7 +19,6 @@ __all__ = [
     "CheckpointWriter",
     "committed_folders",
     "find_checkpoint",
-    "has_checkpoints",
     "load_tensors",
     "open_checkpoint",
     "restore_random_state",

@@ -70,11 +70,6 @@ def find_checkpoint(root: Path, world: World) -> tuple[Checkpoint | None, list[s
     return None, rejected
 
 
-def has_checkpoints(root: Path, world: World) -> bool:
-    """Return whether there are checkpoints under `root`, valid or not (collective)."""
-    return bool(_on_main(lambda: len(candidate_folders(root)), world))
-
-
 def open_checkpoint(folder: Path, world: World) -> Checkpoint:
     """Open a checkpoint and verify every file. The result is the same on every rank (collective).
 

@@ -18,15 +18,9 @@ from trainer.task import Task, labels_of
 from trainer.world import World
 
 
-def needs_data(task: Task) -> bool:
-    """Return whether the recipe derives initial weights from the training data."""
-    encoder = task.backbone.encoder
-    counts = isinstance(encoder, BagOfWords) and encoder.idf
-    return counts or task.recipe.head.init == "means"
-
-
 def start_from_data(task: Task, data: RunData, world: World) -> None:
-    """Set the weights of a new task that its recipe derives from the training data (collective).
+    """Set the weights of a new task that its recipe derives from the training data, if any
+    (collective).
 
     Call it before `Task.start_training`, which distributes the weights.
     """

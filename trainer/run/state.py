@@ -18,7 +18,7 @@ import torch
 from data.images.jpeg_crop import decoder
 from data.loading.batch import Cursor
 from trainer.backbone.compatibility import check_checkpoint
-from trainer.checkpoints import Checkpoint, find_checkpoint, restore_random_state, stored_shapes
+from trainer.checkpoints import Checkpoint, restore_random_state, stored_shapes
 from trainer.checkpoints.entries import (
     create_moments,
     load_entries,
@@ -103,23 +103,23 @@ class TrainState:
 
 
 def resume(
-    folder: RunFolder, task: Task, start: TrainState, world: World, *, length: RunLength
+    folder: RunFolder,
+    task: Task,
+    start: TrainState,
+    world: World,
+    *,
+    found: tuple[Checkpoint | None, list[str]],
+    length: RunLength,
 ) -> tuple[TrainState, list[Event]]:
-    """Load the newest valid checkpoint into the task and restore the random state (collective).
-    Return the state from which the run starts, and an event for each rejected checkpoint and each
-    changed setting or version.
+    """Load a checkpoint into the task and restore the random state (collective). Return the state
+    from which the run starts, and an event for each rejected checkpoint and each changed setting or
+    version.
 
-    `start` is the state of a run without checkpoints. Raises ValueError if the checkpoint does not
-    belong to this run, its step is greater than the `length` of the run, or the recipe sets
-    `resume: never`.
+    `found` is the result of `find_checkpoint`, and `start` is the state of a run without
+    checkpoints. Raises ValueError if the checkpoint does not belong to this run, or if its step is
+    greater than the `length` of the run.
     """
-    checkpoint, rejected = find_checkpoint(folder.checkpoints, world)
-    if task.recipe.resume == "never" and (checkpoint is not None or rejected):
-        raise ValueError(
-            f"run {folder.path} contains checkpoints, but resume=never is set: choose another run "
-            "folder, or set resume=auto to continue the run"
-        )
-    state, changes = start, list[Change]()
+    (checkpoint, rejected), state, changes = found, start, list[Change]()
     if checkpoint is not None:
         changes = changes_since(checkpoint.state, start.origin)
         if fixed := [change.key for change in changes if change.is_fixed]:
