@@ -15,17 +15,19 @@ the exit of that rank, and so on.
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
 import torch
-from torch.distributed import Work
+import torch.distributed as dist
 
 from data.loading.batch import Batch
 from heads.collectives import all_gather_equal, all_gather_rows, hooked
 from trainer.process.signals import STOP_SIGNALS
 from trainer.world import World
 
+_NO_LIMIT = timedelta(days=365)
 _NAMES = (None, *(number.name for number in STOP_SIGNALS))
 
 
@@ -76,7 +78,7 @@ class Agreement:
         self._running: tuple[Future[Any], ...] = ()
         # gloo never sends a message whose Work no longer exists. The previous rank receives the
         # message of a step before it takes part in the next exchange.
-        self._sent: Work | None = None
+        self._sent: dist.Work | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -96,18 +98,32 @@ class Agreement:
     def start(self, *, stop: str | None, batch: Batch, busy_seconds: float) -> Callable[[], Agreed]:
         """Start an exchange. Return a function that waits for its result and ends the step
         (collective)."""
+        world = self._world
         exchange = self._thread.submit(
-            agree, self._world, stop=stop, batch=batch, busy_seconds=busy_seconds
+            agree, world, stop=stop, batch=batch, busy_seconds=busy_seconds
         )
-        self._running = (exchange, self._thread.submit(self._world.wait_for_next))
+        self._running = (exchange, self._thread.submit(self._watch_next))
 
         def wait() -> Agreed:
             with hooked("agreement"):
                 agreed = exchange.result()
-            self._sent = self._world.notify_previous()
+            if world.size > 1:
+                self._sent = dist.isend(torch.zeros(1), dst=(world.rank - 1) % world.size)
             return agreed
 
         return wait
+
+    def _watch_next(self) -> None:
+        """Wait until the next rank, in a ring of all ranks, ends its step. Raises gloo's
+        RuntimeError as soon as the connection to that rank is closed.
+
+        There is no time limit, because a step may take any amount of time, for example to compile.
+        """
+        world = self._world
+        if world.size > 1:
+            received = dist.irecv(torch.empty(1), src=(world.rank + 1) % world.size)
+            assert received is not None
+            received.wait(_NO_LIMIT)
 
     def check(self) -> None:
         """Raise gloo's error if the exchange or the watch of this step has failed. Does not

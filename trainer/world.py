@@ -23,7 +23,6 @@ from torch.distributed import (
     DistNetworkError,
     DistStoreError,
     ProcessGroup,
-    Work,
 )
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -38,7 +37,6 @@ _GROUP_GRACE_SECONDS = 5
 # The size of a group of ranks in a recipe: all ranks, the ranks of a machine, or a number of
 # consecutive ranks.
 RankGroup = Literal["world", "node"] | Annotated[int, Field(gt=0)]
-_NO_LIMIT = timedelta(days=365)
 _LOST_RANK_MESSAGES = (
     "gloo/transport",
     "Connection closed by peer",
@@ -109,24 +107,6 @@ class World:
         if self.group is not None:
             with hooked("barrier"):
                 dist.barrier()
-
-    def wait_for_next(self) -> None:
-        """Wait until the next rank, in a ring of all ranks, calls `notify_previous`. Raises gloo's
-        RuntimeError as soon as the connection to that rank is closed.
-
-        There is no time limit, because a step may take any amount of time, for example to compile.
-        """
-        if self.size > 1:
-            received = dist.irecv(torch.empty(1), src=(self.rank + 1) % self.size)
-            assert received is not None
-            received.wait(_NO_LIMIT)
-
-    def notify_previous(self) -> Work | None:
-        """Start to send a message to the previous rank, for `wait_for_next`. Keep the result until
-        the message is received."""
-        if self.size == 1:
-            return None
-        return dist.isend(torch.zeros(1), dst=(self.rank - 1) % self.size)
 
 
 @contextmanager
