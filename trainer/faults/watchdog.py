@@ -197,14 +197,15 @@ class Watchdog:
 
     def _observe(self) -> RankState:
         """Return the current state. While collectives complete, its collective may be that of an
-        earlier poll, because nothing hangs.
+        earlier poll, unless this one has waited for almost the timeout.
 
         Reading it takes milliseconds. In a large world, some rank would be reading during every
         step, which would slow down all ranks.
         """
         self._beat += 1
         now, completed = time.monotonic(), num_completed()
-        if completed == self._completed:
+        is_late = (self._waited or 0.0) >= self._timeout - self._gap
+        if completed == self._completed or is_late:
             name, is_pending = last_collective()
             if name != self._collective or not is_pending:
                 self._collective, self._since = name, now
