@@ -215,7 +215,7 @@ class ClassHead(nn.Module):
             self.draw += 1
         step = Step(
             self.engine,
-            Batch(features, labels, row_weights),
+            Batch(features, self._node_labels(labels), row_weights),
             self._learned(),
             training=self.training,
             draw=draw,
@@ -235,7 +235,8 @@ class ClassHead(nn.Module):
     ) -> None:
         """Check a batch without computing its loss (collective). Raises the same ValueErrors as
         `forward`."""
-        agree(self.engine, Batch(features, labels, row_weights), self._learned())
+        batch = Batch(features, self._node_labels(labels), row_weights)
+        agree(self.engine, batch, self._learned())
 
     def nan_error(self, num_rows: int, broken_rows: Tensor) -> FloatingPointError:
         """Return the error that `forward` raises for a NaN loss, the same on every rank
@@ -412,6 +413,11 @@ class ClassHead(nn.Module):
 
     def _prepared(self, loss: Loss, facts: ClassFacts) -> Loss:
         return loss.prepare(facts)
+
+    def _node_labels(self, labels: Tensor | LabelSets) -> Tensor | LabelSets:
+        """Return the labels for the engine, which are nodes if its columns are the nodes of a tree
+        (`HierarchicalSoftmaxHead`)."""
+        return labels
 
 
 def _checked_weights(

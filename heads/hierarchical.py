@@ -6,7 +6,7 @@ tree, so it uses the same engine. The score of a class is its log-probability; c
 weight rows.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -72,29 +72,6 @@ class HierarchicalSoftmaxHead(ClassHead):
     def _prepared(self, loss: Loss, facts: ClassFacts) -> Loss:
         return loss.prepare(replace(facts, tree=self.label_tree))
 
-    @torch.compiler.disable
-    def forward(
-        self,
-        features: Tensor,
-        labels: Tensor | LabelSets,
-        row_weights: Tensor | None = None,
-        *,
-        rows_of_ranks: Sequence[int] | None = None,
-        labels_of_ranks: Sequence[int] | None = None,
-    ) -> Tensor:
-        """Return the mean of -log p(label) over the global batch; see `ClassHead.forward`
-        (collective)."""
-        leaves = self._leaves(labels)
-        return super().forward(features, leaves, row_weights, rows_of_ranks=rows_of_ranks)
-
-    def check(
-        self, features: Tensor, labels: Tensor | LabelSets, row_weights: Tensor | None = None
-    ) -> None:
-        super().check(features, self._leaves(labels), row_weights)
-
-    def row_weights(self, labels: Tensor | LabelSets, factors: Tensor | None = None) -> Tensor:
-        return super().row_weights(self._leaves(labels), factors)
-
     def tree_digest(self) -> str:
         return self.label_tree.digest()
 
@@ -138,7 +115,7 @@ class HierarchicalSoftmaxHead(ClassHead):
         ranges = [shard_range(self.label_tree.num_nodes, rank, size) for rank in range(size)]
         return all_gather_rows(held.detach(), [b - a for a, b in ranges], group)
 
-    def _leaves(self, labels: Tensor | LabelSets) -> Tensor | LabelSets:
+    def _node_labels(self, labels: Tensor | LabelSets) -> Tensor | LabelSets:
         """Map labels to leaves; an out-of-range label becomes a node that the engine rejects."""
         if (
             isinstance(labels, LabelSets)
