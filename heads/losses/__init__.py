@@ -1,4 +1,11 @@
-"""The losses, and `LOSSES`, which maps the `kind` in a recipe to its loss."""
+"""The losses, and `LOSSES`, which maps the `kind` in a recipe to its loss.
+
+`AnyLoss` is the registry of the classes that a recipe can select with `head.loss.kind`.
+"""
+
+from typing import Annotated, get_args
+
+from pydantic import Discriminator, SerializeAsAny, WrapValidator
 
 from heads.losses.asymmetric import Asymmetric
 from heads.losses.base import (
@@ -28,10 +35,43 @@ from heads.losses.divergences import (
 from heads.losses.hierarchical import HierarchicalSoftmax
 from heads.losses.max_margin import BatchMaxMargin, MaxMargin, TopKHinge
 from heads.losses.quadratic import CorrectClassQuadratic, Quadratic
-from heads.losses.registry import LOSSES, LossConfig
 from heads.losses.similarity import SimLoss
 from heads.losses.smooth_topk import SmoothTopK
 from heads.losses.spherical import SphericalBound, SphericalSoftmax, TaylorSoftmax
+
+AnyLoss = (
+    CrossEntropy
+    | BatchCrossEntropy
+    | DecoupledSoftmax
+    | MaxMargin
+    | BatchMaxMargin
+    | SelfNormalization
+    | NoiseContrastiveEstimation
+    | BinaryCrossEntropy
+    | Asymmetric
+    | SoftmaxCauchySchwarz
+    | SigmoidCauchySchwarz
+    | SoftmaxTanimoto
+    | SigmoidTanimoto
+    | TopKHinge
+    | SmoothTopK
+    | Quadratic
+    | CorrectClassQuadratic
+    | TaylorSoftmax
+    | SphericalSoftmax
+    | SphericalBound
+    | SimLoss
+    | HierarchicalSoftmax
+)
+
+LossConfig = Annotated[
+    SerializeAsAny[AnyLoss],
+    Discriminator("kind"),
+    # Accept an instance of any loss, including classes that are not in this registry.
+    WrapValidator(lambda value, validate: value if isinstance(value, Loss) else validate(value)),
+]
+
+LOSSES: dict[str, type[Loss]] = {loss.kind: loss for loss in get_args(AnyLoss)}
 
 __all__ = [
     "LOSSES",
