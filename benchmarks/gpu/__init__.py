@@ -1,1 +1,1 @@
-"""Measurements on one GPU: `python -m benchmarks.gpu --out DIR`."""
+"""Measurements on one GPU: `python -m benchmarks.gpu`."""
