@@ -14,13 +14,23 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from benchmarks.gpu.tasks import TaskSize, random_batch, recipe_of
-from benchmarks.timing import Row, Sections, command_line, ratio_row, report, take_turns
+from benchmarks.timing import (
+    Row,
+    Sections,
+    allocated_bytes,
+    command_line,
+    free,
+    peak_bytes,
+    ratio_row,
+    report,
+    take_turns_on,
+)
 from data.loading.batch import Batch, Cursor
 from data.loading.loader import EndlessLoader
 from heads.collectives import collective_hook
@@ -37,9 +47,9 @@ from trainer.task import Task, build_task
 from trainer.telemetry.phases import Phases
 from trainer.telemetry.telemetry import Telemetry
 from trainer.train import Run, take_steps
-from trainer.world import World, open_world
+from trainer.world import World
 
-STEPS, SECONDS = 20, 120.0
+STEPS, SECONDS = 10, 120.0
 SIZE = TaskSize(
     {
         "model_type": "resnet",
@@ -53,21 +63,43 @@ SIZE = TaskSize(
     side=32,
 )
 STATE_BYTES, ROUNDS = 200 * 2**20, 9
-_NUM_TENSORS, _NUM_PRODUCTS, _NUM_IMPORTS = 40, 20, 5
+_WARM_UP, _NUM_TENSORS, _NUM_PRODUCTS, _NUM_IMPORTS = 3, 40, 20, 5
 
 
 def step() -> Iterator[Row]:
-    """Compare the training loop with a bare one, `STEPS` steps each."""
-    changes = {"optimizer": {"kind": "sgd", "lr": 0.01}, "train": {"clip_norm": 1.0}}
-    with tempfile.TemporaryDirectory() as folder, open_world("cpu") as world, ExitStack() as opened:
-        recipe = recipe_of(changes, SIZE, {}, precision="fp32", run=Path(folder) / "run")
-        loader = InMemory(random_batch(recipe, SIZE.classes, world.device))
-        task, steps = open_trainer(recipe, world, loader, opened, num_classes=SIZE.classes)
-        contenders = {"trainer": lambda: steps(STEPS), "bare": _bare(task, loader.batch)}
-        found = take_turns(contenders, title="trainer step", seconds=SECONDS)
-    case = f"ResNet with 10 layers, {SIZE.batch} images of {SIZE.side} x {SIZE.side}, "
-    case += f"{SIZE.classes} classes"
+    """Compare the training loop with a bare one on the CPU."""
+    kind = {"optimizer": {"kind": "sgd", "lr": 0.01}, "train": {"clip_norm": 1.0}}
+    yield from compared(kind, SIZE, torch.device("cpu"), precision="fp32", seconds=SECONDS)
+
+
+def compared(
+    kind: dict[str, Any], size: TaskSize, device: torch.device, *, precision: str, seconds: float
+) -> Iterator[Row]:
+    """Measure `STEPS` steps of the training loop and of a bare loop, in turn, on one batch.
+
+    The memory is the peak of a step of the trainer, with weights and moments, before the bare loop
+    exists.
+    """
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
+        recipe = recipe_of(kind, size, {}, precision=precision, run=Path(folder) / "run")
+        world = World(0, 1, 0, 1, device, None)
+        batch = random_batch(recipe, size.classes, device)
+        before = allocated_bytes(device)
+        task, steps = open_trainer(recipe, world, InMemory(batch), opened, num_classes=size.classes)
+        steps(_WARM_UP)
+        memory = allocated_bytes(device) - before
+        memory += peak_bytes(lambda: steps(2), device)
+        bare = bare_loop(task, batch)
+        bare(_WARM_UP)
+        contenders = {"trainer": lambda: steps(STEPS), "bare": lambda: bare(STEPS)}
+        found = take_turns_on(device, contenders, seconds=seconds)
+    free(device)
+    case = f"{size.encoder['model_type']}, batch {size.batch}, {size.classes:,} classes"
     yield ratio_row("trainer step / bare loop", case, found["trainer"], found["bare"], 1.02)
+    each = float(np.median(found["trainer"])) / STEPS
+    yield Row("samples per second of the trainer", case, f"{size.batch / each:,.0f}")
+    yield Row("peak memory of a step", case, f"{memory / 1e9:.2f} GB")
 
 
 class InMemory:
@@ -83,21 +115,25 @@ class InMemory:
         del bad
 
 
-def _bare(task: Task, batch: Batch) -> Callable[[], None]:
-    """Return a plain PyTorch training loop with gradient clipping.
+def bare_loop(task: Task, batch: Batch) -> Callable[[int], None]:
+    """Return a function that takes steps of a plain PyTorch training loop on one batch, with the
+    optimizer, precision and clipping of the recipe. It does not check the loss.
 
-    It shares its modules with the trainer: a copy at other memory addresses can be up to 8% faster
-    or slower.
+    It shares its modules with the trainer: on a CPU, a copy at other memory addresses can be up to
+    8% faster or slower.
     """
-    parameters = list(task.parameters())
-    optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9, weight_decay=5e-4)
+    parameters, train = list(task.parameters()), task.recipe.train
+    optimizer = task.recipe.optimizer.build([{"params": parameters}])
 
-    def loop() -> None:
-        for _ in range(STEPS):
+    def loop(num_steps: int) -> None:
+        for _ in range(num_steps):
             optimizer.zero_grad()
-            loss = task.head(task.backbone(batch.inputs), batch.labels)
+            with task.autocast():
+                features = task.backbone(batch.inputs)
+                loss = task.head(features, batch.labels, rows_of_ranks=[batch.num_rows])
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+            if train.clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_(parameters, train.clip_norm)
             optimizer.step()
 
     return loop

@@ -11,10 +11,11 @@ from functools import partial
 
 import torch
 
-from benchmarks.gpu import heads, training
+from benchmarks.gpu import heads
 from benchmarks.gpu.heads import RowsSize
 from benchmarks.gpu.tasks import IMAGES, TEXTS, TaskSize
 from benchmarks.timing import Sections, command_line, report
+from benchmarks.trainer import compared
 from tests.tiny_networks import TINY_BERT, TINY_RESNET
 
 
@@ -58,9 +59,10 @@ TOY = Sizes(
 def sections_of(sizes: Sizes, device: torch.device) -> Sections:
     """Return the sections, most valuable first."""
     seconds = sizes.seconds
+    trainer = partial(compared, device=device, precision="bf16", seconds=2 * seconds)
     return {
-        "images": partial(training.step, IMAGES, sizes.images, device, seconds=2 * seconds),
-        "texts": partial(training.step, TEXTS, sizes.texts, device, seconds=2 * seconds),
+        "images": partial(trainer, IMAGES, sizes.images),
+        "texts": partial(trainer, TEXTS, sizes.texts),
         **{
             f"head-{classes}-{rows}": partial(
                 heads.head, classes, rows, sizes.dim, device, seconds=seconds

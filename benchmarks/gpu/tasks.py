@@ -1,15 +1,11 @@
-"""Recipes and batches of random inputs, and the bare loops that the trainer is compared with."""
+"""Recipes and batches of random inputs."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-from transformers import AutoConfig, AutoModel
 
 from data.loading.batch import Batch
 from trainer.config import Recipe
@@ -83,45 +79,3 @@ def random_batch(recipe: Recipe, num_classes: int, device: torch.device) -> Batc
         side = recipe.data.image.size
         inputs = {"pixel_values": draw(256, (rows, 3, side, side), dtype=torch.uint8)}
     return Batch(inputs, draw(num_classes, (rows,)), torch.arange(rows)).to(device)
-
-
-def bare_loop(recipe: Recipe, batch: Batch, num_classes: int) -> Callable[[int], None]:
-    """Return a function that takes steps of a plain PyTorch loop on one batch: the encoder of
-    transformers, a linear layer and torch's cross-entropy under bf16 autocast, with torch's fused
-    optimizer of the recipe. It neither clips gradients nor checks the loss."""
-    device = batch.labels.device
-    assert recipe.backbone.config is not None
-    fields = dict(recipe.backbone.config)
-    config = AutoConfig.for_model(fields.pop("model_type"), **fields)
-    is_text = recipe.data.text is not None
-    options = {"add_pooling_layer": False} if is_text else {}
-    encoder = AutoModel.from_config(config, **options).to(device).train()
-    if recipe.train.channels_last:
-        encoder.to(memory_format=torch.channels_last)
-    width = config.hidden_size if is_text else config.hidden_sizes[-1]
-    classifier = nn.Linear(width, num_classes, device=device)
-    parameters = [*encoder.parameters(), *classifier.parameters()]
-    optimizer = recipe.optimizer.build([{"params": parameters}])
-    features = partial(_text_features if is_text else _image_features, encoder)
-
-    def loop(num_steps: int) -> None:
-        for _ in range(num_steps):
-            optimizer.zero_grad(set_to_none=True)
-            with torch.autocast(device.type, torch.bfloat16):
-                loss = F.cross_entropy(classifier(features(batch.inputs)), batch.labels)
-            loss.backward()
-            optimizer.step()
-
-    return loop
-
-
-def _image_features(encoder: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
-    pixels = (inputs["pixel_values"] / 127.5 - 1).contiguous(memory_format=torch.channels_last)
-    output: Any = encoder(pixel_values=pixels)
-    return output.pooler_output.flatten(1)
-
-
-def _text_features(encoder: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
-    output: Any = encoder(**inputs)
-    mask = inputs["attention_mask"].unsqueeze(-1)
-    return (output.last_hidden_state * mask).sum(1) / mask.sum(1)
