@@ -58,6 +58,7 @@ from serving.config import ServingConfig
 from serving.galleries.searching import best, class_scores
 from serving.model import Model, open_reader
 from serving.on_ray import variables
+from tests import noise_images
 from tests.serving import started
 from trainer.backbone.backbone import build_backbone
 from trainer.backbone.config import BackboneConfig
@@ -335,7 +336,7 @@ class _Turns:
 
 
 def _query_body(side: int) -> bytes:
-    image = base64.b64encode(random_jpeg(side)).decode()
+    image = base64.b64encode(noise_images.image(0, side, side, ".jpg")).decode()
     return json.dumps({"classes": [name_of(1)], "images": [image], "recall": 0.9}).encode()
 
 
@@ -345,12 +346,6 @@ def _check_same_work(servers: list["_Server"], body: bytes) -> None:
         answer = httpx.post(server.query, content=body, headers=_JSON, timeout=60)
         scores.append(answer.raise_for_status().json()["results"][0]["verdicts"][0]["score"])
     np.testing.assert_allclose(scores, scores[0], rtol=1e-4, atol=1e-4)
-
-
-def random_jpeg(side: int) -> bytes:
-    """Return a JPEG file of random pixels."""
-    pixels = np.random.default_rng(0).integers(256, size=(side, side, 3), dtype=np.uint8)
-    return cv2.imencode(".jpg", pixels)[1].tobytes()
 
 
 class _Server(NamedTuple):

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.serving import NEGLIGIBLE, random_jpeg, stretch, write_random
+from benchmarks.serving import NEGLIGIBLE, stretch, write_random
 from serving.answer import answer, make_query
 from serving.model import Model
+from tests.noise_images import image
 
 
 def test_a_random_bundle_answers_queries(tmp_path: Path) -> None:
@@ -15,7 +16,7 @@ def test_a_random_bundle_answers_queries(tmp_path: Path) -> None:
     stretch(bundle, last + 1, np.array([1, last]))
     model = Model.open(bundle)
     model.self_check()
-    features = model.features([model.prepare(random_jpeg(8))])
+    features = model.features([model.prepare(image(0, 8, 8, ".jpg"))])
     query = make_query(model.bundle, [1, last], recall=0.9)
     (found,) = answer(model.bundle, features, query).results
     assert [verdict.class_id for verdict in found.verdicts] == [1, last]
