@@ -21,7 +21,7 @@ def register_networks() -> None:
 
 class ImageNetwork(PreTrainedModel):
     """Computes `last_hidden_state` [B, `config.hidden_size`, h, w] from normalized images
-    [B, C, H, W].
+    [B, C, H, W]. `layers` are applied one after the other.
 
     Initial weights follow He et al. (2015): they are drawn from a normal distribution with variance
     2 / fan. Convolutions use the fan-out, as in the code that the networks' authors published.
@@ -30,6 +30,7 @@ class ImageNetwork(PreTrainedModel):
     config_class: type[PreTrainedConfig]  # transformers sets this from the annotation of `config`
     main_input_name = "pixel_values"
     input_modalities = "image"
+    layers: nn.ModuleList
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -42,23 +43,21 @@ class ImageNetwork(PreTrainedModel):
                 super()._init_weights(module)
 
     def forward(self, pixel_values: Tensor) -> BaseModelOutputWithNoAttention:
-        return BaseModelOutputWithNoAttention(last_hidden_state=self.feature_map(pixel_values))
+        hidden = pixel_values
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return BaseModelOutputWithNoAttention(last_hidden_state=hidden)
 
-    def feature_map(self, pixels: Tensor) -> Tensor:
-        """Return the features [B, `config.hidden_size`, h, w]."""
-        raise NotImplementedError
 
-
-class FullyConnected(nn.Module):
-    """A fully connected layer, batch norm and ReLU: [B, ...] -> [B, outputs, 1, 1]."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(inputs, outputs, bias=False)
-        self.norm = nn.BatchNorm2d(outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.norm(self.linear(x.flatten(1))[:, :, None, None]))
+def fully_connected(inputs: int, outputs: int) -> nn.Sequential:
+    """Return a fully connected layer, batch norm and ReLU: [B, ...] -> [B, outputs, 1, 1]."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(inputs, outputs, bias=False),
+        nn.Unflatten(1, (outputs, 1, 1)),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(),
+    )
 
 
 def convolution(inputs: int, outputs: int, size: int, *, stride: int = 1) -> nn.Conv2d:
@@ -104,15 +103,10 @@ class MlpModel(ImageNetwork):
         super().__init__(config)
         inputs = (config.num_channels * config.image_size**2, *config.hidden_sizes)
         self.layers = nn.ModuleList(
-            FullyConnected(before, after)
+            fully_connected(before, after)
             for before, after in zip(inputs, config.hidden_sizes, strict=False)
         )
         self.post_init()
-
-    def feature_map(self, pixels: Tensor) -> Tensor:
-        for layer in self.layers:
-            pixels = layer(pixels)
-        return pixels
 
 
 class SlcCnnConfig(PreTrainedConfig):
@@ -153,13 +147,8 @@ class SlcCnnModel(ImageNetwork):
             )
             self.layers.append(stage)
             side = (side + 1) // 2
-        self.layers.append(FullyConnected(channels[-1] * side**2, config.hidden_size))
+        self.layers.append(fully_connected(channels[-1] * side**2, config.hidden_size))
         self.post_init()
-
-    def feature_map(self, pixels: Tensor) -> Tensor:
-        for layer in self.layers:
-            pixels = layer(pixels)
-        return pixels
 
 
 # ---------------------------------------------------------------- He et al. 2016, section 4.2
@@ -211,21 +200,14 @@ class CifarResNetModel(ImageNetwork):
         super().__init__(config)
         blocks = layers_per_stage(config.depth, step=6, outside=2)
         inputs = config.hidden_sizes[0]
-        self.stem = convolution(config.num_channels, inputs, 3)
-        self.norm = nn.BatchNorm2d(inputs)
-        self.stages = nn.ModuleList()
+        stem = convolution(config.num_channels, inputs, 3)
+        self.layers = nn.ModuleList([nn.Sequential(stem, nn.BatchNorm2d(inputs), nn.ReLU())])
         for outputs, stride in zip(config.hidden_sizes, (1, 2, 2), strict=True):
             others = (BasicBlock(outputs, outputs, stride=1) for _ in range(blocks - 1))
             first = BasicBlock(inputs, outputs, stride=stride)
-            self.stages.append(nn.Sequential(first, *others))
+            self.layers.append(nn.Sequential(first, *others))
             inputs = outputs
         self.post_init()
-
-    def feature_map(self, pixels: Tensor) -> Tensor:
-        hidden = F.relu(self.norm(self.stem(pixels)))
-        for stage in self.stages:
-            hidden = stage(hidden)
-        return hidden
 
 
 # ---------------------------------------------------------------- Zagoruyko and Komodakis 2016
@@ -275,22 +257,15 @@ class WideResNetModel(ImageNetwork):
         super().__init__(config)
         blocks = layers_per_stage(config.depth, step=6, outside=4)
         inputs = 16
-        self.stem = convolution(config.num_channels, inputs, 3)
-        self.stages = nn.ModuleList()
+        self.layers = nn.ModuleList([convolution(config.num_channels, inputs, 3)])
         for stage, stride in enumerate((1, 2, 2)):
             outputs = 16 * config.width * 2**stage
             first = PreActivationBlock(inputs, outputs, stride=stride)
             others = (PreActivationBlock(outputs, outputs, stride=1) for _ in range(blocks - 1))
-            self.stages.append(nn.Sequential(first, *others))
+            self.layers.append(nn.Sequential(first, *others))
             inputs = outputs
-        self.norm = nn.BatchNorm2d(inputs)
+        self.layers.append(nn.Sequential(nn.BatchNorm2d(inputs), nn.ReLU()))
         self.post_init()
-
-    def feature_map(self, pixels: Tensor) -> Tensor:
-        hidden = self.stem(pixels)
-        for stage in self.stages:
-            hidden = stage(hidden)
-        return F.relu(self.norm(hidden))
 
 
 # ---------------------------------------------------------------- Huang et al. 2017
@@ -343,22 +318,16 @@ class CifarDenseNetModel(ImageNetwork):
     def __init__(self, config: CifarDenseNetConfig) -> None:
         super().__init__(config)
         first, second, third, last = config.maps
-        self.stem = convolution(config.num_channels, first, 3)
-        self.stages = nn.ModuleList(
+        self.layers = nn.ModuleList(
             (
+                convolution(config.num_channels, first, 3),
                 _dense_block(first, second, config),
                 _dense_block(second, third, config),
                 _dense_block(third, None, config),
+                nn.Sequential(nn.BatchNorm2d(last), nn.ReLU()),
             )
         )
-        self.norm = nn.BatchNorm2d(last)
         self.post_init()
-
-    def feature_map(self, pixels: Tensor) -> Tensor:
-        hidden = self.stem(pixels)
-        for stage in self.stages:
-            hidden = stage(hidden)
-        return F.relu(self.norm(hidden))
 
 
 def _dense_block(inputs: int, remaining: int | None, config: CifarDenseNetConfig) -> nn.Sequential:

@@ -30,7 +30,7 @@ def test_each_network_of_a_stack_trains_like_a_torch_module_with_a_class_head(lo
         modules.append((MlpModel(config).double(), head))
     hidden = [
         Normalized(
-            torch.stack([model.layers[i].linear.weight.detach() for model, _ in modules]),
+            torch.stack([model.layers[i][1].weight.detach() for model, _ in modules]),
             torch.zeros(len(rates), sizes[i], dtype=torch.float64),
         )
         for i in range(2)
@@ -51,12 +51,13 @@ def test_each_network_of_a_stack_trains_like_a_torch_module_with_a_class_head(lo
         stack.step(images, labels, torch.tensor(rates, dtype=torch.float64))
         for i, ((model, head), sgd) in enumerate(zip(modules, optimizers, strict=True)):
             sgd.zero_grad()
-            head(model.feature_map(images[i].view(6, 1, 3, 3)).flatten(1), labels[i]).backward()
+            features = model(images[i].view(6, 1, 3, 3)).last_hidden_state.flatten(1)
+            head(features, labels[i]).backward()
             sgd.step()
     tests = torch.randn(8, 9, dtype=torch.float64)
     for logits, (model, head) in zip(stack.logits(tests), modules, strict=True):
         model.eval()
-        features = model.feature_map(tests.view(8, 1, 3, 3)).flatten(1)
+        features = model(tests.view(8, 1, 3, 3)).last_hidden_state.flatten(1)
         expected = features @ head.weight.T + head.bias
         torch.testing.assert_close(logits, expected.detach(), rtol=0, atol=1e-10)
 
