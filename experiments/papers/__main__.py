@@ -91,8 +91,6 @@ def papers(
     written = page or out / "papers.md"
     if out.is_file():
         raise NotADirectoryError(f"{out} is a file: pass a folder with --out")
-    if written.is_dir():
-        raise IsADirectoryError(f"{written} is a folder: pass a file with --page")
     for folder in (out, written.parent):
         folder.mkdir(parents=True, exist_ok=True)
     check_writable(out / "results.json", "--out")
@@ -113,7 +111,8 @@ def papers(
                 f"python -m {_MODULE} all --out {out}"
             )
     else:
-        opened = JobRunner(data.resolve(), out.resolve(), workers=workers or _default_workers())
+        workers = workers or len(visible_gpus()) or cores()
+        opened = JobRunner(data.resolve(), out.resolve(), workers=workers)
         signal.signal(signal.SIGTERM, _terminate)
         deadline = None if gpu else time.monotonic() + 60 * (minutes + _MINUTES_OVER)
         try:
@@ -163,10 +162,6 @@ def _chosen(catalog: tuple[Experiment, ...], names: list[str], *, gpu: bool) -> 
             needs = "does not need" if gpu else "needs"
             raise ValueError(f"{one.name} {needs} a GPU: {fix} --gpu")
     return [one for one in catalog if one.gpu == gpu and {"all", one.paper, one.name} & set(names)]
-
-
-def _default_workers() -> int:
-    return len(visible_gpus()) or cores()
 
 
 def _report(deadline: float | None) -> Callable[[Experiment, int, int, Budget], None]:

@@ -89,6 +89,13 @@ def paired(statement: str, gain: Mean, *, points: bool = False, note: str = "") 
     return Claim(statement, verdict(gain), f"{shown} (paired, {pluralize(gain.n, 'seed')}){note}")
 
 
+def verdict_within(found: Mean, tolerance: float) -> Verdict:
+    """Return the verdict on the claim that `found` differs from zero by less than `tolerance`."""
+    if max(abs(found.low), abs(found.high)) < tolerance:
+        return "holds"
+    return "does not hold" if found.low > tolerance or found.high < -tolerance else "not settled"
+
+
 def verdict(advantage: Mean) -> Verdict:
     """Return the verdict on the claim that `advantage` is positive.
 

@@ -15,7 +15,7 @@ from experiments.papers.budget import Budget
 from experiments.papers.experiment import Experiment, PlotFolder, Procedure
 from experiments.papers.intervals import Mean, difference, mean
 from experiments.papers.job import Folders, Job, Measures
-from experiments.papers.section import Claim, Section, Table, Verdict, verdict
+from experiments.papers.section import Claim, Section, Table, verdict, verdict_within
 
 if TYPE_CHECKING:
     from heads.losses import Loss
@@ -276,7 +276,7 @@ def _quadratic_claims(found: _Found) -> list[Claim]:
         Claim(
             "Lemma 3.4, corrected: QL is minimized by M (M'M + K sigma^2 I)^-1, with the value "
             "1/2 sum sigma^2 / (K sigma^2 + lambda)",
-            _equal(gap),
+            verdict_within(gap, _CLOSE),
             f"simulation / closed form - 1: {gap.text(5)} ({gap.n} draws)",
         ),
         Claim(
@@ -286,35 +286,22 @@ def _quadratic_claims(found: _Found) -> list[Claim]:
         ),
         Claim(
             "Lemma 3.4 as printed: the minimum of QL is sum sigma^2 / (K sigma^2 + lambda)",
-            _equal(Mean(half.value - 1, half.half, half.n)),
+            verdict_within(Mean(half.value - 1, half.half, half.n), _CLOSE),
             f"simulation / printed formula: {half.text(4)}",
         ),
     ]
 
 
-def _equal(gap: Mean) -> Verdict:
-    """Return the verdict on the claim that the relative difference `gap` is zero."""
-    if max(abs(gap.low), abs(gap.high)) < _CLOSE:
-        return "holds"
-    return "not settled" if gap.low <= _CLOSE and gap.high >= -_CLOSE else "does not hold"
-
-
 def _ccql_claims(found: _Found) -> list[Claim]:
-    def default(take: Callable[[Measures], float]) -> Callable[[Measures], float]:
-        return lambda one: take(one["by w"][0] | {"bound": one["bound"]})
-
-    def largest(take: Callable[[Measures], float]) -> Callable[[Measures], float]:
-        return lambda one: take(one["by w"][-1] | {"bound": one["bound"]})
-
     gap = found.over(
         lambda one: mean([at["simulated"] / at["closed"] - 1 for at in one["by w"]]).value
     )
-    within = found.over(default(lambda at: 1 - at["simulated"] / at["bound"]))
-    beyond = found.over(largest(lambda at: 1 - at["simulated"] / at["bound"]))
+    within = found.over(lambda one: 1 - one["by w"][0]["simulated"] / one["bound"])
+    beyond = found.over(lambda one: 1 - one["by w"][-1]["simulated"] / one["bound"])
     return [
         Claim(
             "the closed form of the minimum of CCQL, row by row, matches the simulation",
-            _equal(gap),
+            verdict_within(gap, _CLOSE),
             f"simulation / closed form - 1: {gap.text(5)} ({gap.n} draws)",
         ),
         Claim(

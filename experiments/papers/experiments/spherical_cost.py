@@ -14,8 +14,8 @@ from experiments.papers.budget import Budget
 from experiments.papers.experiment import Experiment, PlotFolder, Procedure
 from experiments.papers.intervals import Mean, mean
 from experiments.papers.job import Folders, Job, Measures
-from experiments.papers.section import Claim, Section, Table, Verdict, verdict
-from experiments.papers.turns import Seconds, milliseconds, timed
+from experiments.papers.section import Claim, Section, Table, verdict, verdict_within
+from experiments.papers.turns import milliseconds, timed
 from heads import ClassHead, FactoredHead
 from heads.losses import SphericalSoftmax
 
@@ -39,33 +39,34 @@ _REPEATS, _SECONDS = 6, 10.0
 def time_steps(settings: Mapping[str, Any], folders: Folders) -> Measures:
     """Time a training step (forward, backward, update) of the head in each of `cases` (a job).
 
-    A case is [kind, classes, dim], and its measure is named `kind classes dim`. The times include
-    any consolidations of the factored heads.
+    A case is [classes, dim]; `column` is the one of the two that varies. The measures are the
+    seconds by kind of head and size. They include any consolidations of the factored heads.
     """
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     heads = {
-        f"{kind} {num_classes} {dim}": _head(kind, num_classes, dim, device)
-        for kind, num_classes, dim in settings["cases"]
+        kind: {str(case[settings["column"]]): _head(kind, device, *case) for case in cases}
+        for kind, cases in settings["cases"].items()
     }
-    found: Seconds = {}
-    for kind in ("factored", "dense"):
-        # Not all in turn: a step of the largest dense head takes as long as hundreds of others.
-        found |= timed(
-            {name: _step(head) for name, head in heads.items() if name.startswith(kind)},
+    # Not all in turn: a step of the largest dense head takes as long as hundreds of others.
+    seconds = {
+        kind: timed(
+            {size: _step(head) for size, head in of_kind.items()},
             folders,
             rounds=settings["rounds"],
             seconds=settings["seconds"],
         )
-    factored = [head for head in heads.values() if isinstance(head, FactoredHead)]
+        for kind, of_kind in heads.items()
+    }
+    factored = [head for head in heads["factored"].values() if isinstance(head, FactoredHead)]
     return {
-        "seconds": found,
+        "seconds": seconds,
         "consolidations": sum(head.num_consolidations for head in factored),
         "device": device,
     }
 
 
-def _head(kind: str, num_classes: int, dim: int, device: str) -> ClassHead:
+def _head(kind: str, device: str, num_classes: int, dim: int) -> ClassHead:
     if kind == "factored":
         return FactoredHead(dim, num_classes, SphericalSoftmax(), device=device)
     return ClassHead(dim, num_classes, SphericalSoftmax(), bias=False, device=device)
@@ -125,7 +126,8 @@ def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
             Job(
                 _JOB,
                 {
-                    "cases": cases[name],
+                    "cases": of_sizes,
+                    "column": column,
                     "repeat": repeat,
                     "rounds": budget.size(15, least=3),
                     "seconds": max(1.0, _SECONDS * budget.effort),
@@ -134,29 +136,28 @@ def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
             )
             for repeat in range(repeats)
         ]
-        for name in cases
+        for column, (name, of_sizes) in enumerate(cases.items())
     }
     results = yield [job for of_cases in jobs.values() for job in of_cases]
     by_classes, by_dims = (
         [results[job].measures for job in jobs[name]] for name in ("classes", "dims")
     )
     return _section(
-        _Times(by_classes, column=1, least=_CLASSES_OF_SLOPE),
-        _Times(by_dims, column=2, least=_DIMS_OF_SLOPE),
+        _Times(by_classes, least=_CLASSES_OF_SLOPE),
+        _Times(by_dims, least=_DIMS_OF_SLOPE),
         f"d = {dim}",
         f"D = {fixed:,}",
         plots,
     )
 
 
-def _cases(sizes: Sequence[tuple[int, int]]) -> list[list[Any]]:
+def _cases(sizes: Sequence[tuple[int, int]]) -> dict[str, list[list[int]]]:
+    """Return the sizes [classes, dim] at which each kind of head is timed."""
     kinds = {"factored": math.inf, "dense": _DENSE_NUMBERS}
-    return [
-        [kind, number, dim]
+    return {
+        kind: [[number, dim] for number, dim in sizes if number * dim <= most]
         for kind, most in kinds.items()
-        for number, dim in sizes
-        if number * dim <= most
-    ]
+    }
 
 
 class _Times:
@@ -165,11 +166,17 @@ class _Times:
     `repeats`: the measures of each repeat, from which a slope is fitted.
     """
 
-    def __init__(self, repeats: Sequence[Measures], *, column: int, least: int) -> None:
+    def __init__(self, repeats: Sequence[Measures], *, least: int) -> None:
         self.device = repeats[0]["device"]
         self.consolidations = sum(measures["consolidations"] for measures in repeats)
         self.of: dict[str, dict[int, list[float]]] = {"factored": {}, "dense": {}}
-        of_repeats = [_by_size(measures, column) for measures in repeats]
+        of_repeats = [
+            {
+                kind: {int(size): seconds for size, seconds in by_size.items()}
+                for kind, by_size in measures["seconds"].items()
+            }
+            for measures in repeats
+        ]
         for of_repeat in of_repeats:
             for kind, by_size in of_repeat.items():
                 for size, seconds in by_size.items():
@@ -188,15 +195,6 @@ class _Times:
     def first(self) -> str:
         """The smallest size from which slopes are fitted."""
         return f"{min(self.fitted(self.of['factored'])):,}"
-
-
-def _by_size(measures: Measures, column: int) -> dict[str, dict[int, list[float]]]:
-    """Return the seconds of a job by kind of head and size."""
-    found: dict[str, dict[int, list[float]]] = {"factored": {}, "dense": {}}
-    for name, seconds in measures["seconds"].items():
-        case = name.split()
-        found[case[0]][int(case[column])] = seconds
-    return found
 
 
 def _section(
@@ -245,7 +243,7 @@ def _claims(by_classes: _Times, by_dims: _Times, dim: str, classes: str) -> list
         Claim(
             f"the time of a step does not grow with the number of classes ({dim}; slope within "
             f"{_FLAT:.3f} of zero)",
-            _within(flat, _FLAT),
+            verdict_within(flat, _FLAT),
             f"slope {flat.text()} from {by_classes.first} to {max(by_classes.of['factored']):,}",
         ),
         Claim(
@@ -254,12 +252,6 @@ def _claims(by_classes: _Times, by_dims: _Times, dim: str, classes: str) -> list
             f"slope {in_dims.text()} from d = {by_dims.first} to {max(by_dims.of['factored']):,}",
         ),
     ]
-
-
-def _within(found: Mean, tolerance: float) -> Verdict:
-    if max(abs(found.low), abs(found.high)) < tolerance:
-        return "holds"
-    return "does not hold" if found.low > tolerance or found.high < -tolerance else "not settled"
 
 
 def _table(title: str, size: str, times: _Times) -> Table:
