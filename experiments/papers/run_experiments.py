@@ -53,8 +53,13 @@ def run_experiments(
             min(planned, allowed), experiment.minutes, allowed=allowed, first_seed=first_seed
         )
         waiting -= experiment.minutes
-        section = _one(experiment, runner, budget, charged, report)
-        section = replace(section, minutes=budget.spent)
+        section = replace(
+            _one(experiment, runner, budget, charged, report),
+            name=experiment.name,
+            paper=experiment.paper,
+            title=experiment.title,
+            minutes=budget.spent,
+        )
         left -= budget.spent
         path = (kept or runner.out / "sections") / f"{experiment.name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -41,18 +41,19 @@ class Plot:
     alt_text: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Section:
     """One experiment on the page.
 
+    `name`, `paper` and `title` are those of the experiment; `run_experiments` sets them.
     `setup` describes what was run (networks, data, steps, seeds), `scale` is PUBLISHED for the
     paper's model and data and states otherwise what was run instead, `remarks` add caveats, and
     `minutes` is how long the jobs took with all workers in use.
     """
 
-    name: str
-    paper: str
-    title: str
+    name: str = ""
+    paper: str = ""
+    title: str = ""
     setup: str
     scale: str = PUBLISHED
     claims: Sequence[Claim] = ()

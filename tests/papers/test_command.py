@@ -21,24 +21,21 @@ Papers = Callable[..., int]
 _NEEDED = "numbers.txt"
 
 
-def _section_of(name: str, paper: str, plots: PlotFolder, double: int) -> Section:
+def _section_of(name: str, plots: PlotFolder, double: int) -> Section:
     plot = plots.save(name, Figure(figsize=(1, 1)), title="Nothing.", alt_text="A blank.")
     return Section(
-        name,
-        paper,
-        f"Experiment {name}",
-        "As it was.",
+        setup="As it was.",
         claims=[Claim("it is doubled", "holds", f"{double}")],
         tables=[Table("Doubles", ["double"], [[f"{double}"]])],
         plots=[plot],
     )
 
 
-def _procedure(name: str, paper: str) -> Callable[[Budget, PlotFolder], Procedure]:
+def _procedure(name: str) -> Callable[[Budget, PlotFolder], Procedure]:
     def procedure(_budget: Budget, plots: PlotFolder) -> Procedure:
         job = doubling(4_321)
         results = yield [job]
-        return _section_of(name, paper, plots, results[job]["double"])
+        return _section_of(name, plots, results[job]["double"])
 
     return procedure
 
@@ -49,8 +46,8 @@ def _fails(_budget: Budget, _album: PlotFolder) -> Procedure:
 
 
 # Both use the same job.
-_ONE = Experiment("001-one", "001", "The first", 1, _procedure("001-one", "001"))
-_TWO = Experiment("002-two", "002", "The second", 2, _procedure("002-two", "002"))
+_ONE = Experiment("001-one", "001", "The first", 1, _procedure("001-one"))
+_TWO = Experiment("002-two", "002", "The second", 2, _procedure("002-two"))
 _BAD = Experiment("003-bad", "003", "The third", 3, _fails, needs=(_NEEDED,))
 _GPU = Experiment("004-gpu", "004", "The fourth", 1, _fails, gpu=True)
 
@@ -167,14 +164,14 @@ def test_a_page_is_written_with_figures_and_results_are_reused(
     assert papers("all", *given) == 2
     *_, last = capsys.readouterr().err.splitlines()
     assert last == "error: no numbers are left: add more"
-    assert "## Experiment 002-two" in details_of_two.read_text()
+    assert "## The second" in details_of_two.read_text()
 
     # Write only the page, while another runner is running.
     details_of_two.unlink()
     with JobRunner(data, tmp_path / "out", workers=0):
         assert papers("--page-only", "--out", "out") == 0
     assert capsys.readouterr().out == "out/papers.md: 2 experiments\n"
-    assert "## Experiment 002-two" in details_of_two.read_text()
+    assert "## The second" in details_of_two.read_text()
 
     assert (data / "done").read_text() == "4321\n"  # the job ran once
 

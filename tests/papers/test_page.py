@@ -55,10 +55,10 @@ def test_the_committed_pages_are_made_from_the_stored_results() -> None:
 
 def test_the_details_contain_every_claim_and_table_with_escaped_cells() -> None:
     section = Section(
-        "one",
-        "001",
-        "One",
-        "As it was.",
+        name="one",
+        paper="001",
+        title="One",
+        setup="As it was.",
         claims=[Claim("a|b", "holds", "1 > 0")],
         tables=[Table("T", ["x", "y"], [["1", "2|3"]])],
         remarks=["A remark."],

@@ -21,7 +21,7 @@ def procedure(budget: Budget, _album: PlotFolder) -> Procedure:
         found |= yield [doubling(number)]
     numbers = [result["double"] for result in found.values()]
     table = Table("Doubles", ["number"], [[str(number)] for number in numbers])
-    return Section("one", "001", "One", f"{len(numbers)} rounds", tables=[table])
+    return Section(setup=f"{len(numbers)} rounds", tables=[table])
 
 
 ONE = Experiment("one", "001", "One", 1, procedure)
@@ -69,7 +69,7 @@ def test_the_longest_experiment_is_last_and_gets_what_the_others_leave(
         budget.spent = spent
         budgets.append(budget)
         yield []
-        return Section("one", "001", "One", "")
+        return Section(setup="")
 
     experiments = [Experiment("one", "001", "One", designed, spending) for designed in (80, 20)]
     with JobRunner(tmp_path, tmp_path / "out", workers=0) as runner:

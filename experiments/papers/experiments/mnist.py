@@ -135,9 +135,6 @@ def _single_logits(budget: Budget, plots: PlotFolder) -> Procedure:
         alt_text="One point with error bars per loss, grouped by alignment with the Principle.",
     )
     return Section(
-        name="002-mnist",
-        paper="002",
-        title="Single-logit classification on MNIST (Tables 1 and 2)",
         setup=_setup(compared, "AUPRC", steps),
         scale=_scale(steps),
         claims=[*single_logit_claims(compared), *(_long_claims(long) if long else [])],
@@ -343,9 +340,6 @@ def _spherical(budget: Budget, _plots: PlotFolder) -> Procedure:
         for loss in _SPHERICAL
     ]
     return Section(
-        name="004-mnist",
-        paper="004",
-        title="Spherical losses on MNIST",
         setup=_setup(compared, "top-1 accuracy", steps)
         + " The available text of the paper does not specify its network.",
         scale=_scale(steps, "paper 002's network"),

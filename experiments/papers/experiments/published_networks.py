@@ -155,9 +155,6 @@ class CifarTable:
             cells = (compared.mean(arm, name).percent(2) for name in kept.values())
             rows.append([arm, *cells, f"{compared.rate(arm):g}"])
         return Section(
-            name=self.name,
-            paper=self.name.partition("-")[0],
-            title=self.title,
             setup=f"The published network ({self.network}) is trained on {_IMAGES:,} images of "
             f"CIFAR-100 with random shifts and flips, for {steps:,} steps of {self.batch} images, "
             f"with {_SEEDS} seeds. {self._rates(steps)}",

@@ -222,9 +222,6 @@ def _section(found: _Found, samples: int, plots: PlotFolder) -> Section:
         alt_text="For each mixture, a line that rises with w and crosses a horizontal dashed line.",
     )
     return Section(
-        name=EXPERIMENT.name,
-        paper=EXPERIMENT.paper,
-        title=EXPERIMENT.title,
         setup=f"Unit centers in random directions are drawn {len(found.quadratic)} times, with "
         f"{samples:,} samples per draw. Losses are computed with kway's ce, quadratic and ccql. "
         "The noise for Lemmas 3.4 and 3.5 is normal; the noise for Lemma 3.2 has a norm of at "

@@ -203,9 +203,6 @@ def _section(
     device = "a GPU" if by_classes.device == "cuda" else "a CPU"
     consolidations = by_classes.consolidations + by_dims.consolidations
     return Section(
-        name=EXPERIMENT.name,
-        paper=EXPERIMENT.paper,
-        title=EXPERIMENT.title,
         setup=(
             "This experiment measures a training step (forward, backward, SGD with weight "
             f"decay) of spherical softmax on a batch of {_BATCH} noise vectors, on {device}. The "

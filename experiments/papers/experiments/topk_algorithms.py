@@ -145,9 +145,6 @@ def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
         for times in one[way].values()
     )
     return Section(
-        name=EXPERIMENT.name,
-        paper=EXPERIMENT.paper,
-        title=EXPERIMENT.title,
         setup=f"The loss with k = {K} is computed from given scores in float32, for batches of 256 "
         f"rows (64 for n = {max(_CLASSES):,}), on {device} (the paper uses a Titan Xp). The "
         f"algorithms are timed in turn, for at least {rounds} rounds, and times are medians. "

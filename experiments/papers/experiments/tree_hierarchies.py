@@ -222,9 +222,6 @@ def _section(
     ]
     header = ["samples per class", *_NAMES.values(), "tree - ce", "tree - shuffled", "rates"]
     return Section(
-        name=EXPERIMENT.name,
-        paper=EXPERIMENT.paper,
-        title=EXPERIMENT.title,
         setup=f"Linear classifiers on the {_DIM} whitened principal components of 16 x 16 gray "
         "pixels, or of the character trigrams of a text (names of emoji in five languages, tested "
         f"in Italian), {_EPOCHS} epochs of single-sample SGD, averaged weights, {draws} random "

@@ -100,9 +100,6 @@ def _section(
         alt_text="Norms over k with error bars; both axes are logarithmic.",
     )
     return Section(
-        name=EXPERIMENT.name,
-        paper=EXPERIMENT.paper,
-        title=EXPERIMENT.title,
         setup=f"d = 10, cover trees of base {BASE:g}; {len(exact['W*'])} draws.",
         claims=[
             *(

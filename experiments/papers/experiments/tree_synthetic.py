@@ -236,9 +236,6 @@ def _section(
     edges = sum(not trained.is_bracketed(arm) for arm in trained.searched)
     baseline = [figures[protocol]["k"][0][1][:3] for protocol in _RANKS]
     return Section(
-        name=EXPERIMENT.name,
-        paper=EXPERIMENT.paper,
-        title=EXPERIMENT.title,
         setup=f"{draws} draws per point, {_TESTS:,} test samples per draw, one pass of SGD. "
         "*authors* (github.com/cora1021/TreeLoss): rate 1e-4, momentum 0.9, weight decay "
         "3e-4, random start, last weights, W* of rank 5, cover trees of base 2 whose pseudoclasses "
