@@ -1,9 +1,10 @@
 """Run experiments one after the other within a budget, and store the section of each."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
 
 from data.files import commit
 from experiments.papers.budget import Budget
@@ -17,6 +18,7 @@ from experiments.papers.section import Section
 _PLANNED = 0.95
 # The smallest part of its share that an experiment gets after earlier ones took too long.
 _LEAST = 0.1
+_SECTION = TypeAdapter(Section)
 
 # (experiment, results so far, results requested so far, its budget)
 Report = Callable[[Experiment, int, int, Budget], None]
@@ -63,8 +65,7 @@ def run_experiments(
         left -= budget.spent
         path = (kept or runner.out / "sections") / f"{experiment.name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(section.to_json(), indent=1, ensure_ascii=False)
-        commit(path, f"{text}\n".encode())
+        commit(path, _SECTION.dump_json(section, indent=1) + b"\n")
         sections.append(section)
     return sections
 
@@ -74,16 +75,22 @@ def stored_sections(
 ) -> list[Section]:
     """Return the sections of finished experiments, in the order of `experiments`.
 
-    Sections in the format of an earlier version are omitted; to regenerate one from the stored
-    results, run its experiment again.
+    Raises ValueError for a file that is damaged or has the format of another version.
     """
     paths = [(kept or out / "sections") / f"{one.name}.json" for one in experiments]
-    read = (
-        Section.from_json(json.loads(path.read_text(encoding="utf-8")))
-        for path in paths
-        if path.is_file()
-    )
-    return [section for section in read if section is not None]
+    return [_stored(path) for path in paths if path.is_file()]
+
+
+def _stored(path: Path) -> Section:
+    try:
+        return _SECTION.validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise ValueError(
+            f"{path} cannot be read ({where}: {first['msg']}): delete it, and run its experiment "
+            "again, which uses the stored results"
+        ) from None
 
 
 def _one(

@@ -1,14 +1,11 @@
 """The section of an experiment on the page, stored as JSON until the page is written."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from data.messages import pluralize
 from experiments.papers.intervals import Mean
-
-# Version of a section's JSON. Sections of another version are regenerated from the stored results.
-_FORMAT = 4
 
 PUBLISHED = "published"
 Verdict = Literal["holds", "does not hold", "not settled"]
@@ -51,6 +48,7 @@ class Section:
     `minutes` is how long the jobs took with all workers in use.
     """
 
+    format: Literal[4] = 4  # of the JSON file
     name: str = ""
     paper: str = ""
     title: str = ""
@@ -59,25 +57,8 @@ class Section:
     claims: Sequence[Claim] = ()
     tables: Sequence[Table] = ()
     plots: Sequence[Plot] = ()
-    remarks: Sequence[str] = field(default_factory=tuple)
+    remarks: Sequence[str] = ()
     minutes: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        return {"format": _FORMAT, **asdict(self)}
-
-    @staticmethod
-    def from_json(tree: dict[str, Any]) -> "Section | None":
-        """Return the section, or None if it was written by an earlier version."""
-        if tree.pop("format", None) != _FORMAT:
-            return None
-        return Section(
-            **{
-                **tree,
-                "claims": [Claim(**claim) for claim in tree["claims"]],
-                "tables": [Table(**table) for table in tree["tables"]],
-                "plots": [Plot(**plot) for plot in tree["plots"]],
-            }
-        )
 
 
 def paired(statement: str, gain: Mean, *, points: bool = False, note: str = "") -> Claim:

@@ -1,7 +1,5 @@
 """The pages of the papers' experiments: rows, statuses and stored results."""
 
-import json
-
 import pytest
 
 from experiments.papers.experiments import EXPERIMENTS
@@ -63,7 +61,7 @@ def test_the_details_contain_every_claim_and_table_with_escaped_cells() -> None:
         tables=[Table("T", ["x", "y"], [["1", "2|3"]])],
         remarks=["A remark."],
     )
-    text = details_text("001", [Section.from_json(json.loads(json.dumps(section.to_json())))])  # type: ignore[list-item]
+    text = details_text("001", [section])
     assert "| a\\|b | holds | 1 > 0 |" in text
     assert "| 1 | 2\\|3 |" in text
     assert "- A remark." in text
