@@ -1,18 +1,17 @@
 """Quality of models whose class rows are float32, bf16 or fp8.
 
-    python -m experiments.row_types glyphs cifar100=FILE tweets=FOLDER
+    python -m experiments.row_types glyphs cifar100=FILE tweets=TABLE
 
-FILE is the binary version of CIFAR-100 (`cifar-100-binary.tar.gz`), and FOLDER is TweetEval's emoji
-task. glyphs needs no download. A small network is trained with several seeds for each row type and
-update of the rows. The seed determines the initial weights and the order of the samples, so runs
-are paired by their seed.
+FILE is the binary version of CIFAR-100 (`cifar-100-binary.tar.gz`), and TABLE is the table of
+TweetEval's emoji task (docs/layouts.md). glyphs needs no download. A small network is trained with
+several seeds for each row type and update of the rows. The seed determines the initial weights and
+the order of the samples, so runs are paired by their seed.
 
 The learning rates are those with the highest top-1 accuracy on a validation split, for float32 rows
 and a seed that is not compared. All row types use the same rates.
 """
 
 import argparse
-import csv
 import json
 import tempfile
 import time
@@ -125,7 +124,7 @@ def cifar100(file: Path) -> Problem:
     )
 
 
-def tweets(folder: Path) -> Problem:
+def tweets(table: Path) -> Problem:
     """The emoji of tweets, and a BERT with one layer that is trained from scratch."""
     network = {
         "model_type": "bert",
@@ -136,7 +135,9 @@ def tweets(folder: Path) -> Problem:
         "intermediate_size": 128,
     }
     return Problem(
-        lambda work: tweeteval(folder, work),
+        lambda work: Tweets(
+            (table,), work, text="text", label="label", split="split", across="drop"
+        ),
         {"validation": 5_000, "limits": {"test": 10_000}},
         {
             "backbone": {"config": network, "pooling": "mean"},
@@ -149,31 +150,6 @@ def tweets(folder: Path) -> Problem:
         rates=(1e-3, 3e-3, 1e-2),
         fused_rates=(1.0, 3.0, 10.0),
         text={"max_length": 32},
-    )
-
-
-def tweeteval(folder: Path, work: Path) -> Source:
-    """Return the emoji task of TweetEval, without the rest of the emoji in the texts. Its table is
-    written to `work` as in docs/layouts.md."""
-    lines = (folder / "mapping.txt").read_text(encoding="utf-8").splitlines()
-    emoji = {line.split("\t")[0]: line.split("\t")[1] for line in lines}
-    work.mkdir(parents=True, exist_ok=True)
-    with (work / "tweeteval.csv").open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file)
-        table.writerow(["text", "label", "split"])
-        for split in ("train", "val", "test"):
-            tweets = (folder / f"{split}_text.txt").read_bytes().decode().split("\n")
-            labels = (folder / f"{split}_labels.txt").read_text().split()
-            table.writerows(
-                (text, emoji[x], split) for text, x in zip(tweets, labels, strict=False)
-            )
-    return Tweets(
-        (work / "tweeteval.csv",),
-        work / "first-pass",
-        text="text",
-        label="label",
-        split="split",
-        across="drop",
     )
 
 
@@ -290,7 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         nargs="*",
         default=["glyphs"],
         metavar="DATA",
-        help="glyphs, cifar100=FILE or tweets=FOLDER; default: glyphs",
+        help="glyphs, cifar100=FILE or tweets=TABLE; default: glyphs",
     )
     parser.add_argument("--seeds", type=int, default=5, help="number of seeds (default: 5)")
     parser.add_argument("--steps", type=int, help="number of training steps of each run")
@@ -307,7 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for each in options.data:
         name, _, path = each.partition("=")
         if name not in PROBLEMS or bool(path) == (name == "glyphs"):
-            parser.error(f"unknown DATA {each}: pass glyphs, cifar100=FILE or tweets=FOLDER")
+            parser.error(f"unknown DATA {each}: pass glyphs, cifar100=FILE or tweets=TABLE")
         problem = PROBLEMS[name](*([Path(path)] if path else []))
         problem = replace(problem, steps=options.steps or problem.steps)
         rates = tuple(options.rates) if options.rates else None

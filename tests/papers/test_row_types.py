@@ -48,4 +48,4 @@ def test_all_row_types_are_compared_with_float32_rows(
 def test_unknown_data_are_rejected(data: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([data])
-    assert "pass glyphs, cifar100=FILE or tweets=FOLDER" in capsys.readouterr().err
+    assert "pass glyphs, cifar100=FILE or tweets=TABLE" in capsys.readouterr().err
