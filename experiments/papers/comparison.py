@@ -3,7 +3,7 @@ seeds."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from experiments.papers.intervals import Mean, difference, mean
 from experiments.papers.job import Job, Measures, Result, Results
@@ -51,37 +51,40 @@ def more_rates(searched: Mapping[float, float], limits: tuple[float, float]) -> 
 
 
 @dataclass(frozen=True)
-class Compared:
+class Compared(Generic[Arm]):
     """The searched rates of each arm with their values, and the measures of its runs by seed."""
 
-    searched: Mapping[str, Mapping[float, float]]
-    runs: Mapping[str, Sequence[Measures]]
+    searched: Mapping[Arm, Mapping[float, float]]
+    runs: Mapping[Arm, Sequence[Measures]]
 
-    def rate(self, arm: str) -> float:
+    def rate(self, arm: Arm) -> float:
         """Return the best rate."""
         return best_rate(self.searched[arm])
 
-    def values(self, arm: str, measure: str) -> list[float]:
+    def is_at_edge(self, arm: Arm) -> bool:
+        """Return whether the best rate is the lowest or the highest one that was tried."""
+        return self.rate(arm) in (min(self.searched[arm]), max(self.searched[arm]))
+
+    def values(self, arm: Arm, measure: str) -> list[float]:
         """Return a measure (`split/measure` for another split) by seed."""
         return [_at(run, measure) for run in self.runs[arm]]
 
-    def mean(self, arm: str, measure: str) -> Mean:
+    def mean(self, arm: Arm, measure: str) -> Mean:
         return mean(self.values(arm, measure))
 
-    def gain(self, ours: str, theirs: str, measure: str, *, of_theirs: str = "") -> Mean:
+    def gain(self, ours: Arm, theirs: Arm, measure: str, *, of_theirs: str = "") -> Mean:
         """Return the difference `ours` minus `theirs`, paired by seed. `of_theirs`: another measure
         for `theirs`."""
         return difference(self.values(ours, measure), self.values(theirs, of_theirs or measure))
 
-    def claim(self, statement: str, gain: Mean, *arms: str, points: bool = False) -> Claim:
+    def claim(self, statement: str, gain: Mean, *arms: Arm, points: bool = False) -> Claim:
         """Return the claim that `gain` is positive. If the best rate of one of `arms` is the lowest
         or highest one that was tried, the evidence says so, because a better one may lie outside.
         """
         edges = [
             f"{arm} ({self.rate(arm):g})"
             for arm in arms
-            if len(self.searched[arm]) > 1
-            and self.rate(arm) in (min(self.searched[arm]), max(self.searched[arm]))
+            if len(self.searched[arm]) > 1 and self.is_at_edge(arm)
         ]
         note = f"; the best rate is at an edge of the search for {', '.join(edges)}"
         return paired(statement, gain, points=points, note=note if edges else "")

@@ -12,7 +12,7 @@ import pytest
 from experiments.papers.comparison import Compared
 from experiments.papers.experiments import mnist, published_networks, tree_norms, tree_synthetic
 from experiments.papers.experiments.published_networks import TABLES, CifarTable
-from experiments.papers.experiments.tree_synthetic import Arm, Trained
+from experiments.papers.experiments.tree_synthetic import Arm
 from experiments.papers.job import Measures
 from experiments.papers.section import Claim
 from experiments.papers.tree_simulation import Regime
@@ -29,7 +29,7 @@ def around(level: float, number: int) -> np.ndarray:
     return level + np.random.default_rng(number).uniform(-0.005, 0.005, _SEEDS)
 
 
-def compared(levels: Levels) -> Compared:
+def compared(levels: Levels) -> Compared[str]:
     """Return a comparison whose arms reach these levels, at rates inside of their searches."""
     runs: dict[str, list[Measures]] = {}
     for number, (arm, of_arm) in enumerate(levels.items()):
@@ -145,16 +145,20 @@ _POINTS = {
 }  # fmt: skip
 
 
-def measured(levels: Mapping[Arm, float], *, at_authors_rate: Mapping[Arm, float]) -> Trained:
+def measured(levels: Mapping[Arm, float], *, at_authors_rate: Mapping[Arm, float]) -> Compared[Arm]:
     """Return arms with accuracies near these levels at their own and at the authors' rate."""
-    return Trained(
+    return Compared(
         {arm: {0.01: 0.1, 0.1: 0.9, 1.0: 0.2} for arm in levels},
         {
-            arm: {"accuracy": [around(levels[arm], n).tolist(),
-                               around(at_authors_rate[arm], n).tolist()]}
+            arm: [
+                {"own": own, "authors": authors}
+                for own, authors in zip(
+                    around(levels[arm], n), around(at_authors_rate[arm], n), strict=True
+                )
+            ]
             for n, arm in enumerate(levels)
         },
-    )  # fmt: skip
+    )
 
 
 def test_a_tree_beats_cross_entropy_everywhere_only_if_no_gain_is_unsettled() -> None:
@@ -167,10 +171,10 @@ def test_a_tree_beats_cross_entropy_everywhere_only_if_no_gain_is_unsettled() ->
         own = dict(zip((tree, plain, other_tree, other_plain), levels, strict=True))
         mirrored_levels = {arm: 1 - level for arm, level in own.items()}
         found = measured(own, at_authors_rate=mirrored_levels)
-        gains = tree_synthetic._gains(found, _POINTS["n"], 1, own=True)
+        gains = tree_synthetic._gains(found, _POINTS["n"], 1, "own")
         assert tree_synthetic._everywhere(gains) == expected
         if expected == _HOLDS:
-            at_rate = tree_synthetic._gains(found, _POINTS["n"], 1, own=False)
+            at_rate = tree_synthetic._gains(found, _POINTS["n"], 1, "authors")
             assert tree_synthetic._everywhere(at_rate) == _NOT
 
 
@@ -192,7 +196,7 @@ def test_a_base_of_about_1_3_is_or_is_not_best_if_all_on_the_other_side_are_wors
     found = measured({arms[base]: level for base, level in levels.items()},
                      at_authors_rate=dict.fromkeys(arms.values(), 0.5))  # fmt: skip
     points = [(base, [arm]) for base, arm in arms.items()]
-    assert tree_synthetic._best_base(found, points, "", own=True).verdict == expected
+    assert tree_synthetic._best_base(found, points, "", "own").verdict == expected
 
 
 _CLASSES = (10, 100, 1000)

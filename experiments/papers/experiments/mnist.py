@@ -43,7 +43,7 @@ _NETWORK = (
 
 def compared_on_mnist(
     budget: Budget, losses: Sequence[str], measure: str, *, most_seeds: int
-) -> Generator[Sequence[Job], Results, tuple[Compared, int]]:
+) -> Generator[Sequence[Job], Results, tuple[Compared[str], int]]:
     """Search the rate of each loss by `measure` on held-out training images, then train all losses
     with 3 to `most_seeds` seeds. Return the results and the number of steps."""
     toy, limit = budget.is_toy, 300 if budget.is_toy else None
@@ -76,7 +76,7 @@ def _of_one_network(result: Result) -> dict[str, float]:
     return {name: of[0][0] for name, of in result.measures.items()}
 
 
-def _setup(compared: Compared, measure: str, steps: int) -> str:
+def _setup(compared: Compared[str], measure: str, steps: int) -> str:
     seeds = len(compared.runs["ce"])
     return (
         f"{_NETWORK}. Each run takes {steps:,} steps, and there are {seeds} seeds. For each loss, "
@@ -163,7 +163,7 @@ def _of_alignment(aligned: bool) -> list[str]:
     return [loss for loss in _PRINTED if ALIGNED[loss] is aligned]
 
 
-def single_logit_claims(compared: Compared) -> list[Claim]:
+def single_logit_claims(compared: Compared[str]) -> list[Claim]:
     beats = [
         compared.claim(
             f"{loss} beats {other} on single logits (MNIST, AUPRC)",
@@ -189,7 +189,7 @@ def single_logit_claims(compared: Compared) -> list[Claim]:
     return [*beats, *improved, _comparable(compared)]
 
 
-def improvement(compared: Compared, measure: str) -> Mean:
+def improvement(compared: Compared[str], measure: str) -> Mean:
     """Return the relative improvement of the aligned losses over the others (paper 002, 6.1), from
     the means of 1 - measure over the losses of Table 1."""
     ours, theirs = (
@@ -199,13 +199,13 @@ def improvement(compared: Compared, measure: str) -> Mean:
     return mean([1 - (1 - a) / max(1 - b, 1e-9) for a, b in zip(ours, theirs, strict=True)])
 
 
-def _by_seed(compared: Compared, losses: Sequence[str], measure: str) -> list[float]:
+def _by_seed(compared: Compared[str], losses: Sequence[str], measure: str) -> list[float]:
     """Return the mean over losses for each seed."""
     of_losses = [compared.values(loss, measure) for loss in losses]
     return [sum(of_seed) / len(losses) for of_seed in zip(*of_losses, strict=True)]
 
 
-def _comparable(compared: Compared) -> Claim:
+def _comparable(compared: Compared[str]) -> Claim:
     """Claim that neither approach is "consistently more successful" (paper 002, 6.2): the claim
     holds if each is better in a measure, and fails if one is better in all of them."""
     gaps = {
@@ -244,7 +244,7 @@ def _with_published(cells: Sequence[Mean], printed: Sequence[float] | None) -> l
 _HEADER = tuple(f"1 - {name}" for name in MEASURES.values())
 
 
-def _losses_table(compared: Compared) -> Table:
+def _losses_table(compared: Compared[str]) -> Table:
     printed = published("002", "table 1", "MNIST")
     rows = [
         [
@@ -266,7 +266,7 @@ def _losses_table(compared: Compared) -> Table:
     return Table("Table 1 (published in parentheses)", header, rows)
 
 
-def _all_logits_table(compared: Compared) -> Table:
+def _all_logits_table(compared: Compared[str]) -> Table:
     printed = published("002", "table 2", "MNIST")
     columns = {
         "mean of aligned": [
@@ -280,7 +280,7 @@ def _all_logits_table(compared: Compared) -> Table:
     return Table(title, ["method", *_HEADER], rows)
 
 
-def _long_claims(long: Compared) -> list[Claim]:
+def _long_claims(long: Compared[str]) -> list[Claim]:
     return [
         long.claim(
             f"after {_PUBLISHED_STEPS:,} steps, {loss} beats ce on single logits (MNIST, AUPRC)",
@@ -292,7 +292,7 @@ def _long_claims(long: Compared) -> list[Claim]:
     ]
 
 
-def _long_table(long: Compared) -> Table:
+def _long_table(long: Compared[str]) -> Table:
     printed = published("002", "table 1", "MNIST")
     rows = [
         [loss, *_with_published([long.mean(loss, name) for name in MEASURES], printed[loss])]
@@ -303,7 +303,7 @@ def _long_table(long: Compared) -> Table:
     return Table(title, ["loss", *_HEADER], rows)
 
 
-def _figure(compared: Compared) -> Figure:
+def _figure(compared: Compared[str]) -> Figure:
     figure = Figure(figsize=(7, 4.5))
     axes = figure.subplots()
     means = {loss: _missing(compared.mean(loss, "auprc")) for loss in LOSSES}
@@ -350,7 +350,7 @@ def _spherical(budget: Budget, _plots: PlotFolder) -> Procedure:
     )
 
 
-def spherical_claims(compared: Compared) -> list[Claim]:
+def spherical_claims(compared: Compared[str]) -> list[Claim]:
     return [
         compared.claim(
             f"{better} has a lower error rate than {worse} (MNIST)",

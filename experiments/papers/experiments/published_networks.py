@@ -65,7 +65,7 @@ class CifarTable:
     noises: Mapping[str, float] = field(default_factory=dict)
     keep_best: Sequence[str] = ()
     vectors: str = ""
-    more_claims: Callable[[Compared], Sequence[Claim]] = lambda _compared: ()
+    more_claims: Callable[[Compared[str]], Sequence[Claim]] = lambda _compared: ()
 
     def dataset(self, arm: str, *, toy: bool) -> Dataset:
         return Dataset(
@@ -146,7 +146,7 @@ class CifarTable:
         measured = {arm: [results[job].measures for job in of] for arm, of in runs.items()}
         return self.section(Compared(searched, measured), steps)
 
-    def section(self, compared: Compared, steps: int) -> Section:
+    def section(self, compared: Compared[str], steps: int) -> Section:
         rows = []
         for arm in self.heads:
             kept = {
@@ -196,7 +196,7 @@ class CifarTable:
         )
 
 
-def ccql_is_closer_to_ce(compared: Compared) -> list[Claim]:
+def ccql_is_closer_to_ce(compared: Compared[str]) -> list[Claim]:
     """Claim that the test accuracy of ccql is closer to that of ce than to that of quadratic."""
     ce, quadratic, ccql = (
         compared.values(loss, "test/top1") for loss in ("ce", "quadratic", "ccql")

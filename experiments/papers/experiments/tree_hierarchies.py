@@ -24,9 +24,9 @@ from data.sources import Cifar100, EmojiNames, Glyphs
 from data.sources.source import Sample, Source
 from experiments.papers import tree_simulation as simulation
 from experiments.papers.budget import Budget
-from experiments.papers.comparison import best_rate, mean_accuracies, search
+from experiments.papers.comparison import Compared, best_rate, mean_accuracies, search
 from experiments.papers.experiment import Experiment, PlotFolder, Procedure
-from experiments.papers.intervals import Mean, difference, mean
+from experiments.papers.intervals import Mean
 from experiments.papers.job import Folders, Job, Measures
 from experiments.papers.section import Claim, Section, Table, verdict
 from experiments.papers.tree_simulation import FloatArray, Protocol
@@ -43,6 +43,7 @@ _CLASSES, _BUCKETS = 200, 1024
 # Names in Italian are the test samples. Those in other languages share roots and words with them.
 _LANGUAGES = ("en", "es", "fr", "it", "pt", "de")
 _PROTOCOL = Protocol(averaged=True)
+_Arm = tuple[str, int | str, str]  # dataset, samples per class, tree
 
 
 def _source(dataset: str, data: Path) -> Source:
@@ -190,33 +191,31 @@ def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
         rates=_RATES[::3] if toy else _RATES,
         limits=(1e-3, 1.0) if toy else (1e-6, 1e3),
     )
-    rates = {arm: best_rate(found[arm]) for arm in arms}
-    jobs = {arm: job(*arm, seeds, [rates[arm]]) for arm in arms}
+    jobs = {arm: job(*arm, seeds, [best_rate(found[arm])]) for arm in arms}
     results = yield list(jobs.values())
-    accuracy = {arm: results[one]["accuracy"][0] for arm, one in jobs.items()}
-    return _section(points, accuracy, rates, draws, plots)
-
-
-_Arm = tuple[str, int | str, str]
+    runs: dict[_Arm, list[Measures]] = {
+        arm: [{"accuracy": of_draw} for of_draw in results[one]["accuracy"][0]]
+        for arm, one in jobs.items()
+    }
+    return _section(points, Compared(found, runs), draws, plots)
 
 
 def _section(
     points: Sequence[tuple[str, int | str]],
-    accuracy: Mapping[_Arm, list[float]],
-    rates: Mapping[_Arm, float],
+    compared: Compared[_Arm],
     draws: int,
     plots: PlotFolder,
 ) -> Section:
     def gain(point: tuple[str, int | str], ours: str = "given", theirs: str = "ce") -> Mean:
-        return difference(accuracy[*point, ours], accuracy[*point, theirs])
+        return compared.gain((*point, ours), (*point, theirs), "accuracy")
 
     rows = [
         [
             f"{dataset}, {size}",
-            *(mean(accuracy[dataset, size, tree]).text() for tree in _TREES),
+            *(compared.mean((dataset, size, tree), "accuracy").text() for tree in _TREES),
             gain((dataset, size)).text(4),
             gain((dataset, size), theirs="shuffled").text(4),
-            ", ".join(f"{rates[dataset, size, tree]:g}" for tree in _TREES),
+            ", ".join(f"{compared.rate((dataset, size, tree)):g}" for tree in _TREES),
         ]
         for dataset, size in points
     ]

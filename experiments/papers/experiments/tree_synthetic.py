@@ -5,7 +5,7 @@ authors' published code, whose rate is 1e-4, and with the setting of the paper's
 evaluated at the rate of the authors and with the best rate of each loss.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 
 from experiments.papers import tree_simulation as simulation
 from experiments.papers.budget import Budget
-from experiments.papers.comparison import best_rate, mean_accuracies, search
+from experiments.papers.comparison import Compared, best_rate, mean_accuracies, search
 from experiments.papers.experiment import Experiment, PlotFolder, Procedure
-from experiments.papers.intervals import Mean, difference, mean
+from experiments.papers.intervals import Mean
 from experiments.papers.job import Folders, Job, Measures, Results
 from experiments.papers.section import Claim, Section, Table, Verdict, verdict
 from experiments.papers.tree_simulation import AUTHORS_RATE, Protocol, Regime
@@ -85,6 +85,10 @@ class Arm:
         )
 
 
+# The measures of a run: its accuracy at the authors' rate and at the best rate of its loss.
+_RATES_OF = {"authors": "rate 1e-4", "own": "own best rates"}
+
+
 def train_arm(settings: Mapping[str, Any], _folders: Folders) -> Measures:
     """Train one loss at several rates on several draws (a job). Returns accuracies by rate."""
     protocol: Protocol = _PROTOCOLS[settings["protocol"]]
@@ -106,32 +110,6 @@ def train_arm(settings: Mapping[str, Any], _folders: Folders) -> Measures:
         found = simulation.train(draws, counts, rates, protocol, similarity=similarity)
     by_rate = found.accuracy.T.tolist()
     return {"accuracy": [[round(one, 4) for one in of_rate] for of_rate in by_rate]}
-
-
-@dataclass
-class Trained:
-    """The results of arms: searched accuracies by rate, and accuracies by draw at two rates."""
-
-    searched: dict[Arm, dict[float, float]]
-    measured: dict[Arm, Mapping[str, Any]]
-
-    def own_rate(self, arm: Arm) -> float:
-        return best_rate(self.searched[arm])
-
-    def is_bracketed(self, arm: Arm) -> bool:
-        """Return whether the best rate has a lower and a higher neighbor in the search."""
-        rates = self.searched[arm]
-        return min(rates) < self.own_rate(arm) < max(rates)
-
-    def at_own(self, arm: Arm) -> list[float]:
-        return self.measured[arm]["accuracy"][0]
-
-    def at_authors_rate(self, arm: Arm) -> list[float]:
-        return self.measured[arm]["accuracy"][1]
-
-    def gain(self, ours: Arm, theirs: Arm, read: Callable[[Arm], list[float]]) -> Mean:
-        """Return the accuracy of `ours` minus that of `theirs`, paired by draw."""
-        return difference(read(ours), read(theirs))
 
 
 def arms_of(protocol: str, *, toy: bool = False) -> dict[str, list[tuple[float, list[Arm]]]]:
@@ -199,7 +177,7 @@ def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
 
 def measured(
     budget: Budget, arms: Sequence[Arm]
-) -> Generator[Sequence[Job], Results, tuple[Trained, int]]:
+) -> Generator[Sequence[Job], Results, tuple[Compared[Arm], int]]:
     """Search the rate of each arm, measure it at that rate and at the authors', on other draws.
 
     Returns the results and the number of draws.
@@ -214,26 +192,31 @@ def measured(
         rates=_RATES[::4] if toy else _RATES,
         limits=(_RATES[0], _RATES[-1]) if toy else _LIMITS,
     )
-    trained = Trained(searched, {})
     draws = 3 if toy else budget.size(_DRAWS, least=25)
     compared = range(1000 + budget.first_seed, 1000 + budget.first_seed + draws)
-    jobs = {arm: arm.job(compared, [trained.own_rate(arm), AUTHORS_RATE], tests) for arm in arms}
+    jobs = {arm: arm.job(compared, [best_rate(searched[arm]), AUTHORS_RATE], tests) for arm in arms}
     results = yield list(jobs.values())
-    trained.measured.update({arm: results[job].measures for arm, job in jobs.items()})
-    return trained, draws
+    runs: dict[Arm, list[Measures]] = {
+        arm: [
+            {"own": own, "authors": authors}
+            for own, authors in zip(*results[job]["accuracy"], strict=True)
+        ]
+        for arm, job in jobs.items()
+    }
+    return Compared(searched, runs), draws
 
 
 Figures = Mapping[str, Mapping[str, Sequence[tuple[float, Sequence[Arm]]]]]
 
 
 def _section(
-    trained: Trained,
+    trained: Compared[Arm],
     figures: Figures,
     low_rank: Sequence[tuple[str, Arm, Arm]],
     draws: int,
     plots: PlotFolder,
 ) -> Section:
-    edges = sum(not trained.is_bracketed(arm) for arm in trained.searched)
+    edges = sum(trained.is_at_edge(arm) for arm in trained.searched)
     baseline = [figures[protocol]["k"][0][1][:3] for protocol in _RANKS]
     return Section(
         setup=f"{draws} draws per point, {_TESTS:,} test samples per draw, one pass of SGD. "
@@ -278,11 +261,10 @@ def _section(
 
 
 def _gains(
-    trained: Trained, points: Sequence[tuple[float, Sequence[Arm]]], other: int, *, own: bool
+    trained: Compared[Arm], points: Sequence[tuple[float, Sequence[Arm]]], other: int, measure: str
 ) -> list[tuple[float, Mean]]:
     """Return the tree's gain over the arm with index `other` for each point of an axis."""
-    read = trained.at_own if own else trained.at_authors_rate
-    return [(value, trained.gain(arms[0], arms[other], read)) for value, arms in points]
+    return [(value, trained.gain(arms[0], arms[other], measure)) for value, arms in points]
 
 
 def _summary(gains: Sequence[tuple[float, Mean]]) -> str:
@@ -308,7 +290,7 @@ def _everywhere(gains: Sequence[tuple[float, Mean]]) -> Verdict:
 
 
 def _claims(
-    trained: Trained, figures: Figures, low_rank: Sequence[tuple[str, Arm, Arm]]
+    trained: Compared[Arm], figures: Figures, low_rank: Sequence[tuple[str, Arm, Arm]]
 ) -> list[Claim]:
     claims = []
     for protocol in _RANKS:
@@ -316,10 +298,10 @@ def _claims(
         regimes = [
             point for axis in axes if axis not in ("base", "epsilon") for point in axes[axis]
         ]
-        for own in (False, True):
-            where = f"{protocol}, {'own best rates' if own else 'rate 1e-4'}"
+        for measure, rate in _RATES_OF.items():
+            where = f"{protocol}, {rate}"
             for index, other in enumerate(_OTHERS, start=2):
-                gains = _gains(trained, regimes, index, own=own)
+                gains = _gains(trained, regimes, index, measure)
                 claims.append(
                     Claim(
                         f"Figure 2: the tree loss beats {_NAMES[other]} in all regimes ({where})",
@@ -327,7 +309,7 @@ def _claims(
                         _summary(gains),
                     )
                 )
-            gains = _gains(trained, axes["base"], 1, own=own)
+            gains = _gains(trained, axes["base"], 1, measure)
             claims.append(
                 Claim(
                     f"Figure 4: the tree loss beats cross entropy at every base ({where})",
@@ -335,8 +317,8 @@ def _claims(
                     _summary(gains),
                 )
             )
-            claims.append(_best_base(trained, axes["base"], where, own=own))
-            value, gain = _gains(trained, axes["epsilon"], 1, own=own)[-1]
+            claims.append(_best_base(trained, axes["base"], where, measure))
+            value, gain = _gains(trained, axes["epsilon"], 1, measure)[-1]
             claims.append(
                 Claim(
                     f"Figure 5: at epsilon = {value:g} the tree loss beats cross entropy ({where})",
@@ -348,15 +330,14 @@ def _claims(
 
 
 def _best_base(
-    trained: Trained, points: Sequence[tuple[float, Sequence[Arm]]], where: str, *, own: bool
+    trained: Compared[Arm], points: Sequence[tuple[float, Sequence[Arm]]], where: str, measure: str
 ) -> Claim:
-    read = trained.at_own if own else trained.at_authors_rate
     by_value = {value: arms[0] for value, arms in points}
-    levels = {value: mean(read(arm)) for value, arm in by_value.items()}
+    levels = {value: trained.mean(arm, measure) for value, arm in by_value.items()}
     best = max(levels, key=lambda value: levels[value].value)
     near = _is_about_1_3(best)
     rivals = [arm for value, arm in by_value.items() if _is_about_1_3(value) is not near]
-    settled = all(difference(read(by_value[best]), read(rival)).low > 0 for rival in rivals)
+    settled = all(trained.gain(by_value[best], rival, measure).low > 0 for rival in rivals)
     found: Verdict = "holds" if near else "does not hold"
     return Claim(
         f"Figure 4: accuracy is highest at a base of about 1.3 ({where})",
@@ -370,7 +351,7 @@ def _is_about_1_3(base: float) -> bool:
 
 
 def _table(
-    trained: Trained, axes: Mapping[str, Sequence[tuple[float, Sequence[Arm]]]], protocol: str
+    trained: Compared[Arm], axes: Mapping[str, Sequence[tuple[float, Sequence[Arm]]]], protocol: str
 ) -> Table:
     rows = []
     for axis, points in axes.items():
@@ -380,14 +361,12 @@ def _table(
             rows.append(
                 [
                     f"{axis} = {value:g}",
-                    mean(trained.at_authors_rate(plain)).text(),
-                    trained.gain(tree, plain, trained.at_authors_rate).text(),
-                    mean(trained.at_own(plain)).text(),
-                    trained.gain(tree, plain, trained.at_own).text(),
+                    trained.mean(plain, "authors").text(),
+                    trained.gain(tree, plain, "authors").text(),
+                    trained.mean(plain, "own").text(),
+                    trained.gain(tree, plain, "own").text(),
                     *(
-                        trained.gain(others[loss], plain, trained.at_own).text()
-                        if loss in others
-                        else ""
+                        trained.gain(others[loss], plain, "own").text() if loss in others else ""
                         for loss in ("vtree", *_OTHERS[1:])
                     ),
                 ]
@@ -405,13 +384,13 @@ def _table(
     return Table(f"Test accuracy, {protocol} protocol", header, rows)
 
 
-def _rank_table(trained: Trained, low_rank: Sequence[tuple[str, Arm, Arm]]) -> Table:
+def _rank_table(trained: Compared[Arm], low_rank: Sequence[tuple[str, Arm, Arm]]) -> Table:
     rows = [
         [
             text,
-            mean(trained.at_own(plain)).text(),
-            trained.gain(tree, plain, trained.at_own).text(),
-            f"{trained.own_rate(tree):g}, {trained.own_rate(plain):g}",
+            trained.mean(plain, "own").text(),
+            trained.gain(tree, plain, "own").text(),
+            f"{trained.rate(tree):g}, {trained.rate(plain):g}",
         ]
         for text, tree, plain in low_rank
     ]
@@ -422,15 +401,15 @@ def _rank_table(trained: Trained, low_rank: Sequence[tuple[str, Arm, Arm]]) -> T
     )
 
 
-def _figure(trained: Trained, figures: Figures) -> Figure:
+def _figure(trained: Compared[Arm], figures: Figures) -> Figure:
     axes = list(next(iter(figures.values())))
     figure = Figure(figsize=(3 * len(axes), 6), layout="constrained")
     panels = figure.subplots(len(figures), len(axes), squeeze=False)
     for row, (protocol, of_axes) in zip(panels, figures.items(), strict=True):
         for panel, (axis, points) in zip(row, of_axes.items(), strict=True):
             for index, arm in enumerate(points[0][1]):
-                for read, style in ((trained.at_own, "-"), (trained.at_authors_rate, ":")):
-                    levels = [mean(read(arms[index])) for _, arms in points]
+                for measure, style in (("own", "-"), ("authors", ":")):
+                    levels = [trained.mean(arms[index], measure) for _, arms in points]
                     panel.errorbar(
                         [value for value, _ in points],
                         [level.value for level in levels],
@@ -450,7 +429,7 @@ def _figure(trained: Trained, figures: Figures) -> Figure:
     return figure
 
 
-def _rate_figure(trained: Trained, baseline: Sequence[Sequence[Arm]]) -> Figure:
+def _rate_figure(trained: Compared[Arm], baseline: Sequence[Sequence[Arm]]) -> Figure:
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     for panel, arms in zip(panels, baseline, strict=True):
