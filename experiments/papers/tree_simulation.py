@@ -112,16 +112,14 @@ def _draw_one(regime: Regime, seed: int, tests: int) -> tuple[NDArray[np.generic
 def path_counts(kind: str, vectors: FloatArray, base: float) -> FloatArray:
     """Return P [k, N] for one draw.
 
-    `ce`: the identity. `utree` and `vtree`: kway's trees. `chains`: the V-tree with a pseudoclass
-    for each class and level, which keeps pseudoclasses with a single child. `authors`: as `chains`,
-    but all pseudoclasses with the same center share one vector, as in the authors' code.
+    `ce`: the identity. `vtree`: kway's V-tree. `chains`: the V-tree with a pseudoclass for each
+    class and level, which keeps pseudoclasses with a single child. `authors`: as `chains`, but all
+    pseudoclasses with the same center share one vector, as in the authors' code.
     """
     if kind == "ce":
         return np.eye(len(vectors))
     cover = build_cover_tree(vectors, base=base, metric="euclidean")
     match kind:
-        case "utree":
-            return _counts(cover.utree())
         case "vtree":
             return _counts(cover.vtree())
         case "chains":
@@ -134,7 +132,7 @@ def path_counts(kind: str, vectors: FloatArray, base: float) -> FloatArray:
                 for center, _ in chained[row]:
                     counts[row, num_classes + center] += 1
             return counts
-    raise ValueError(f"unknown tree {kind!r}: use ce, utree, vtree, chains or authors")
+    raise ValueError(f"unknown tree {kind!r}: use ce, vtree, chains or authors")
 
 
 def _counts(tree: LabelTree) -> FloatArray:

@@ -210,7 +210,7 @@ def powers(power: float, number: int) -> list[list[float]]:
 def test_a_norm_grows_more_slowly_if_its_exponent_is_smaller() -> None:
     for power, expected in ((0.5, _HOLDS), (0.2, _NOT)):
         found = {"W*": powers(power, 1), "V*": powers(0.3, 2)}
-        claim = tree_norms._slower(_CLASSES, found, "V*", "W*", "")
+        claim = tree_norms._slower(_CLASSES, found, "V*")
         assert claim.verdict == expected
 
 

@@ -35,7 +35,7 @@ class Mixture:
 
     def centers(self, number: int) -> np.ndarray:
         rows = np.random.default_rng([number, self.k, self.d]).normal(size=(self.k, self.d))
-        return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))
+        return _unit(rows)
 
     def text(self) -> str:
         return f"{self.k}, {self.d}, {self.sigma:g}"
