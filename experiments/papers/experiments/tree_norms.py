@@ -104,10 +104,7 @@ def _section(
             *(_slower(classes, exact, ours) for ours in ("V*", "U*")),
             _lemma(line),
         ],
-        tables=[
-            _table("Frobenius norms at W*", classes, exact),
-            _line(line),
-        ],
+        tables=[_table(classes, exact), _line(line)],
         plots=[plot],
         remarks=[
             "For any tree, the norm of V* is at most that of W*, because the vectors of all "
@@ -141,13 +138,13 @@ def _lemma(line: Measures) -> Claim:
     )
 
 
-def _table(title: str, classes: Sequence[int], norms: Mapping[str, _Norms]) -> Table:
+def _table(classes: Sequence[int], norms: Mapping[str, _Norms]) -> Table:
     rows = [
         [f"{k}", *(mean([one[index] for one in of_name]).text(2) for of_name in norms.values())]
         for index, k in enumerate(classes)
     ]
     powers = (mean(slopes(classes, of_name)).text() for of_name in norms.values())
-    return Table(title, ["k", *norms], [*rows, ["exponent of k", *powers]])
+    return Table("Frobenius norms at W*", ["k", *norms], [*rows, ["exponent of k", *powers]])
 
 
 def _line(line: Measures) -> Table:
