@@ -12,16 +12,10 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from data.images.decode import decode
 from data.images.fonts import font_folder
 from data.messages import printable
-from data.shards.manifest import Manifest
-from data.shards.split import Split, open_split
+from data.shards.split import Split
 
 _TILE, _GAP, _LINE = 128, 10, 16
 _GROUND, _INK, _FAINT = (238, 238, 238), (20, 20, 20), (120, 120, 120)
-
-
-def open_all(folder: Path | str, manifest: Manifest, name: str) -> Split:
-    """Open a split to display it, without a limit on bad labels."""
-    return open_split(folder, name, max_bad_labels=None, manifest=manifest)
 
 
 def examples(split: Split, number: int) -> list[int]:

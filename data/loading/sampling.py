@@ -27,7 +27,7 @@ import numpy as np
 
 from data.config import DataConfig
 from data.loading.order import permuted_in_groups, permuted_index
-from data.shards.split import Part, Split, count_classes, samples_of
+from data.shards.split import Part, Split, samples_of
 
 # Shares are rounded to 1/_PERIOD of a slot per epoch.
 _PERIOD = 1 << 16
@@ -67,22 +67,15 @@ def class_groups(
     """Return one group per class that has samples, with the shares of `class_shares`.
 
     labels: integers [N] or, with `offsets` [N + 1], the labels of all samples [L]. A sample is in
-    the group of each of its labels. Samples without a label or with an out-of-range label form the
-    last group, whose share is their fraction of the samples, so that training draws an empty set,
-    or replaces a bad sample, as often as in natural order.
+    the group of each of its labels. Samples without a label form the last group, whose share is
+    their fraction of the samples, so that training draws an empty set as often as in natural order.
     """
-    has_class = (labels >= 0) & (labels < num_classes)
     samples, num_samples = None, len(labels)
     if offsets is not None:
-        samples, num_samples = samples_of(offsets), len(offsets) - 1
-        is_last = np.diff(offsets) == 0
-        is_last[samples[~has_class]] = True
-        in_class = ~is_last[samples]
-        last = np.flatnonzero(is_last)
-        labels = np.concatenate([labels[in_class], np.full(len(last), -1)])
-        samples = np.concatenate([samples[in_class], last])
-        has_class = labels >= 0
-    labels = np.where(has_class, labels, num_classes).astype(np.int32)
+        num_samples = len(offsets) - 1
+        empty = np.flatnonzero(np.diff(offsets) == 0)
+        labels = np.concatenate([labels, np.full(len(empty), num_classes, labels.dtype)])
+        samples = np.concatenate([samples_of(offsets), empty])
     counts = np.bincount(labels, minlength=num_classes + 1)
     unlabeled = counts[-1] / num_samples
     shares = np.append(class_shares(counts[:-1], power) * (1 - unlabeled), unlabeled)
@@ -198,16 +191,14 @@ def training_counts(training: Split, config: DataConfig) -> np.ndarray:
         weights = each
         if groups.members is not None:
             weights = np.bincount(groups.members, each, len(training))
-        labels = training.labels
         of_labels = weights[samples_of(training.offsets)]
-        has_class = (labels >= 0) & (labels < training.num_classes)
-        shares = np.bincount(labels[has_class], of_labels[has_class], training.num_classes)
+        shares = np.bincount(training.labels, of_labels, training.num_classes)
         return shares * samples_per_epoch(training, config)
     total = np.zeros(training.num_classes)
     for part, labels, _, share in _parts(training):
         num_classes = training.num_classes if part.labels is None else len(part.labels)
-        counts = count_classes(labels, num_classes)
-        shares = class_shares(counts, config.sampling.power) * counts.sum() / len(labels)
+        counts = np.bincount(labels, minlength=num_classes)
+        shares = class_shares(counts, config.sampling.power)
         total[slice(None) if part.labels is None else part.labels] += share * shares
     return total * samples_per_epoch(training, config)
 

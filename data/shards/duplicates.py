@@ -51,9 +51,7 @@ def find_duplicates(folder: Path | str) -> tuple[Duplicates, ...]:
     manifest = Manifest.load(folder)
     with ExitStack() as stack:
         splits = {
-            name: stack.enter_context(
-                open_split(folder, name, max_bad_labels=None, manifest=manifest)
-            )
+            name: stack.enter_context(open_split(folder, name, manifest=manifest))
             for name in manifest.splits
         }
         numbers = {name: split.checksums() for name, split in splits.items()}

@@ -16,7 +16,7 @@ from data.config import DataConfig
 from data.remote.cache import Cache
 from data.remote.config import CacheConfig
 from data.shards.manifest import MAX_INLINE_CLASSES, Manifest
-from data.shards.split import Part, Split, open_parts
+from data.shards.split import Part, Split
 
 _log = logging.getLogger("kway.data")
 
@@ -102,4 +102,4 @@ def open_mixture(data: DataConfig, manifest: Manifest) -> Split:
         shards = own.of_split(one.split, key=f"data.mixture[{number}].split")
         labels = manifest.classes.find_all(own.classes.names)
         parts.append(Part(one.shards, one.split, shards, labels, one.weight))
-    return open_parts(parts, manifest, max_bad_labels=data.max_bad_samples, cache=data.cache)
+    return Split(parts, manifest, data.cache)

@@ -45,19 +45,16 @@ class Part(NamedTuple):
     weight: float = 1
 
     def united(self, labels: np.ndarray) -> np.ndarray:
-        """Return `labels`, int32 [n], in the class list of the `Split`, or -1 if out of range."""
-        if self.labels is None:
-            return labels
-        has_class = _has_class(labels, len(self.labels))
-        return np.where(has_class, self.labels[np.where(has_class, labels, 0)], -1).astype(np.int32)
+        """Return `labels`, int32 [n], in the class list of the `Split`."""
+        return labels if self.labels is None else self.labels[labels].astype(np.int32)
 
     def own(self, united: np.ndarray) -> np.ndarray:
         """Invert `united`."""
         if self.labels is None:
             return united
-        own = np.full(max(int(self.labels.max()), int(united.max(initial=-1))) + 2, -1, np.int32)
+        own = np.zeros(int(self.labels.max()) + 1, np.int32)
         own[self.labels] = np.arange(len(self.labels))
-        inverted: np.ndarray = own[united]  # the last element, for -1, is -1
+        inverted: np.ndarray = own[united]
         return inverted
 
     def digest(self) -> str:
@@ -97,12 +94,22 @@ class Split:
         self.files = ShardFiles(self._shards, self._cache, index_size=size)
 
         def relabel(number: int, index: ShardIndex) -> np.ndarray:
-            labels = shards[number][0].united(index.labels)
+            part, shard = shards[number]
+            num_classes = self.num_classes if part.labels is None else len(part.labels)
+            # A negative label becomes a large number if it is viewed as unsigned.
+            bad = index.labels[index.labels.view(np.uint32) >= num_classes]
+            if len(bad):
+                raise ValueError(
+                    f"{shard.address} has label {bad[0]}, but the manifest has {num_classes} "
+                    "classes: run kway shard again with an empty folder"
+                )
+            labels = part.united(index.labels)
             if index.offsets is None or labels is index.labels:
                 return labels
             return labels[np.lexsort([labels, samples_of(index.offsets)])]
 
-        key = " ".join(part.digest() for part in self.parts).encode()
+        # With the number of classes in the key, the labels of a cached index were checked as well.
+        key = " ".join([*(part.digest() for part in self.parts), str(self.num_classes)]).encode()
         where = str(self._shards[0].folder)
         self._index = retried(
             where, lambda: open_split_index(self._shards, relabel, key, self._cache)
@@ -147,18 +154,12 @@ class Split:
         return self._index.offsets
 
     def class_counts(self) -> np.ndarray:
-        """Return the number of samples of each class, int64 [K].
-
-        Out-of-range labels are not counted.
-        """
-        return count_classes(self._index.labels, self.num_classes)
+        """Return the number of samples of each class, int64 [K]."""
+        return np.bincount(self._index.labels, minlength=self.num_classes)
 
     def samples_of_class(self, label: int) -> np.ndarray:
         """Return the samples that have a label, int64 [n], in ascending order."""
-        return self._samples_at(np.flatnonzero(self._index.labels == label))
-
-    def _samples_at(self, positions: np.ndarray) -> np.ndarray:
-        """Return the samples of the labels at `positions` of the index, int64 [n] each."""
+        positions = np.flatnonzero(self._index.labels == label)
         if self._index.offsets is None:
             return positions
         return np.searchsorted(self._index.offsets, positions, side="right") - 1
@@ -210,53 +211,36 @@ class Split:
         """Return (bytes, extension, label) of sample `i`. With sets of labels, the label is an
         array, int64 [n], in ascending order.
 
-        Raises BadSampleError if its checksum does not match or a label is out of range.
+        Raises BadSampleError if its checksum does not match.
         """
-        self._shard_of(i)  # raises IndexError
-        index = self._index
-        at = slice(i, i + 1) if index.offsets is None else slice(*index.offsets[i : i + 2].tolist())
-        labels = index.labels[at].astype(np.int64)
-        for label in labels.tolist():
-            if not 0 <= label < self.num_classes:
-                raise self.bad(i, f"label {label} is out of range for {self.num_classes} classes")
-        _, contents = self.read_many(np.array([i]))
+        shard = self._shard_of(i)
+        (label,), contents = self.read_many(np.array([i]))
         if (data := next(contents)) is None:
-            remedy = self.files.remedy(self._shard_of(i))
-            raise self.bad(i, f"its checksum does not match: {remedy}")
-        return data, self._extension(i), int(labels[0]) if index.offsets is None else labels
+            raise self.bad(i, f"its checksum does not match: {self.files.remedy(shard)}")
+        return data, self._extension(i), label if self.label_sets else int(label)
 
     def read_many(self, samples: np.ndarray) -> tuple[Any, Iterator[bytes | None]]:
         """Return the labels of `samples` (int64 [n]), int64 [n], and an iterator over their bytes.
         With sets of labels, the labels are a list of one array per sample.
 
-        The iterator reads one sample at a time. It yields None for a bad sample. An out-of-range
-        label is returned as 0; in a set, as it is. The index entries are looked up in one batch,
-        because lookups take most of the time for small samples.
+        The iterator reads one sample at a time. It yields None for a bad sample. The index entries
+        are looked up in one batch, because lookups take most of the time for small samples.
         """
         if (offsets := self._index.offsets) is not None:
             starts, ends = offsets[samples], offsets[samples + 1]
             # The labels of a sample are adjacent, and end at `within` in the batch.
             within = np.cumsum(ends - starts)
             positions = np.repeat(ends - within, ends - starts) + np.arange(within[-1:].sum())
-            labels = self._index.labels[positions]
-            is_sound = np.ones(len(samples), bool)
-            bad = np.flatnonzero(~_has_class(labels, self.num_classes))
-            is_sound[np.searchsorted(within, bad, side="right")] = False
-            labels = labels.astype(np.int64)
+            labels = self._index.labels[positions].astype(np.int64)
             sets = [labels[start:end] for start, end in pairwise([0, *within.tolist()])]
-            return sets, self._contents(samples, is_sound)
-        labels = self._index.labels[samples]
-        has_class = _has_class(labels, self.num_classes)
-        return np.where(has_class, labels, 0).astype(np.int64), self._contents(samples, has_class)
+            return sets, self._contents(samples)
+        return self._index.labels[samples].astype(np.int64), self._contents(samples)
 
-    def _contents(self, samples: np.ndarray, is_sound: np.ndarray) -> Iterator[bytes | None]:
-        """Yield the bytes of `samples`, or None where the checksum differs or `is_sound` is
-        False.
-        """
+    def _contents(self, samples: np.ndarray) -> Iterator[bytes | None]:
+        """Yield the bytes of `samples`, or None where the checksum differs."""
         shards = np.searchsorted(self._starts, samples, side="right") - 1
         blocks, sizes, crc32 = self._index.places[samples].T.astype(np.int64)
-        columns = shards, sizes, blocks * BLOCK, np.where(is_sound, crc32, -1)  # never a checksum
-        lists = (column.tolist() for column in columns)
+        lists = (column.tolist() for column in (shards, sizes, blocks * BLOCK, crc32))
         opened, checksum = self.files.opened, isal_zlib.crc32
         for shard, size, offset, expected in zip(*lists, strict=True):
             try:
@@ -284,18 +268,6 @@ class Split:
             name = f"sample {i} of split {self.name}"
         address = self._shards[self._shard_of(i)].address
         return BadSampleError(f"{address}: {printable(name)}: {reason}")
-
-    def check_labels(self, max_bad: int) -> None:
-        """Raise ValueError if labels of more than `max_bad` samples are out of range."""
-        bad = np.flatnonzero(~_has_class(self._index.labels, self.num_classes))
-        samples = np.unique(self._samples_at(bad))
-        if len(samples) > max_bad:
-            first = int(samples[0])
-            raise ValueError(
-                f"{self._shards[self._shard_of(first)].address}: sample {first} of split "
-                f"{self.name} has label {self._index.labels[bad[0]]}, but the manifest has "
-                f"{self.num_classes} classes: run kway shard again with an empty folder"
-            )
 
     @property
     def addresses(self) -> list[str]:
@@ -339,7 +311,6 @@ def open_split(
     shards: Path | str,
     split: str,
     *,
-    max_bad_labels: int | None = 0,
     cache: CacheConfig = DEFAULT_CACHE,
     manifest: Manifest | None = None,
 ) -> Split:
@@ -348,47 +319,23 @@ def open_split(
     manifest: the manifest of the folder, if it is already loaded; loading may be slow.
 
     Raises the errors of `Manifest.load`, and ValueError for an unknown split, an index that does
-    not match the manifest, or more than `max_bad_labels` labels that are out of range (None: any
-    number is allowed).
+    not match the manifest, or a label that is out of range.
     """
     if manifest is None:
         manifest = Manifest.load(shards, cache)
     folder = folder_or_url(str(shards))
     try:
         part = Part(folder, split, manifest.of_split(split))
-        return open_parts([part], manifest, max_bad_labels=max_bad_labels, cache=cache)
+        return Split([part], manifest, cache)
     except ValueError as error:
         if str(shards) in str(error):
             raise
         raise ValueError(f"{shards}: {error}") from error
 
 
-def open_parts(
-    parts: Sequence[Part], manifest: Manifest, *, max_bad_labels: int | None, cache: CacheConfig
-) -> Split:
-    """Open several splits as one. Raises the errors of `open_split`."""
-    opened = Split(parts, manifest, cache)
-    if max_bad_labels is not None:
-        opened.check_labels(max_bad_labels)
-        # The check reads all labels.
-        opened._index.release()
-    return opened
-
-
-def _has_class(labels: np.ndarray, num_classes: int) -> np.ndarray:
-    # A negative label becomes a large number if it is viewed as unsigned.
-    sound: np.ndarray = labels.view(np.uint32) < num_classes
-    return sound
-
-
 def samples_of(offsets: np.ndarray) -> np.ndarray:
     """Return the sample of each label, int64 [offsets[-1]]. offsets: as in `Split`, from 0."""
     return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-
-
-def count_classes(labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """Return the number of samples of each class, int64 [K], without out-of-range labels."""
-    return np.bincount(labels[_has_class(labels, num_classes)], minlength=num_classes)
 
 
 def decode_text(data: bytes) -> str:

@@ -55,16 +55,7 @@ class SplitIndex(NamedTuple):
     labels: np.ndarray
     extension: np.ndarray
     extensions: tuple[str, ...]
-    content: mmap.mmap | memoryview
     offsets: np.ndarray | None = None
-
-    def release(self) -> None:
-        """Remove the pages that were read from the memory of this process.
-
-        They stay in the page cache of the machine, and are mapped again when they are read again.
-        """
-        if isinstance(self.content, mmap.mmap):
-            self.content.madvise(mmap.MADV_DONTNEED)
 
 
 def index_bytes(shards: Sequence[Shard]) -> int:
@@ -78,8 +69,8 @@ def open_split_index(
     """Return the index of `shards`.
 
     key: identifies what `relabel` does. Without a writable cache folder, the index is kept in the
-    memory of this process. Raises FileNotFoundError or ValueError if the index of a shard is
-    missing or damaged, or does not match the manifest.
+    memory of this process. Raises the errors of `relabel`, and FileNotFoundError or ValueError if
+    the index of a shard is missing or damaged, or does not match the manifest.
     """
     digest = hashlib.sha256(_LAYOUT + key)
     for shard in shards:
@@ -157,7 +148,6 @@ def _read(content: mmap.mmap | memoryview, shards: Sequence[Shard]) -> SplitInde
         labels.view("<i4"),
         extension,
         tuple(json.loads(bytes(content[bounds[-1] : -4]))),
-        content,
         flat[: bounds[1]].view("<i8") if ends else None,
     )
 

@@ -77,10 +77,7 @@ def train_tokenizer(
         raise ValueError(f"{out} already exists: choose another folder, or delete it")
     if Manifest.load(shards).modality != "text":
         raise ValueError(f"{shards} contains images: kway tokenizer requires texts")
-    with (
-        published_folder(out, replace=False) as folder,
-        open_split(shards, split, max_bad_labels=None) as opened,
-    ):
+    with published_folder(out, replace=False) as folder, open_split(shards, split) as opened:
         num = len(opened)
         if num < 2:
             raise ValueError(f"split {split!r} has {num} text(s): at least 2 are required")

@@ -158,9 +158,10 @@ def show(
     """Print counts, samples per class and example texts, or write a contact sheet."""
     import numpy as np
 
-    from data.inspection.show import contact_sheet, open_all, texts
+    from data.inspection.show import contact_sheet, texts
     from data.remote.config import folder_or_url
     from data.shards.manifest import Manifest
+    from data.shards.split import open_split
 
     folder = folder_or_url(shards)
     manifest = Manifest.load(folder)
@@ -169,7 +170,7 @@ def show(
         why = "texts have no contact sheet" if is_png else "pass a file name that ends in .png"
         raise ValueError(f"--contact-sheet {sheet}: {why}")
     console = Console()
-    with open_all(folder, manifest, split or manifest.splits[0]) as opened:
+    with open_split(folder, split or manifest.splits[0], manifest=manifest) as opened:
         kind = "texts" if manifest.modality == "text" else "images"
         source = manifest.source.kind
         title = f"{folder}: {kind} of {len(manifest.classes):,} classes, from {source}"
@@ -178,12 +179,10 @@ def show(
         for name in manifest.splits:
             shards_of_split = manifest.of_split(name)
             size = sum(shard.bytes for shard in shards_of_split)
-            with open_all(folder, manifest, name) as one:
-                samples, found = len(one), one.class_counts()
+            with open_split(folder, name, manifest=manifest) as one:
+                samples, found, offsets = len(one), one.class_counts(), one.offsets
             counts += found
-            without = samples - int(found.sum())
-            if one.offsets is not None:
-                without = int(np.count_nonzero(np.diff(one.offsets) == 0))
+            without = 0 if offsets is None else np.count_nonzero(np.diff(offsets) == 0)
             no_class = f" ({without:,} without a class)" if without else ""
             table.add_row(
                 table_cell(name),

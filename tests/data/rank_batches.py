@@ -16,7 +16,7 @@ from data.shards.split import Split, open_split
 def opened(config: DataConfig) -> Split:
     if config.mixture:
         return open_mixture(config, load_manifest(config))
-    return open_split(config.shards, config.train_split, max_bad_labels=config.max_bad_samples)
+    return open_split(config.shards, config.train_split)
 
 
 def row_labels(batch: Batch) -> list[list[int]]:

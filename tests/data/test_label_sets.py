@@ -117,8 +117,6 @@ def test_verify_finds_a_set_that_differs_and_labels_out_of_range(tmp_path: Path)
     fewer = manifest.model_copy(update={"classes": manifest.classes.of_names(["a", "b"])})
     (shards / MANIFEST).write_bytes(fewer.to_bytes())
     assert any("has label 2, but there are only 2 classes" in one.line for one in damage_of(shards))
-    with pytest.raises(ValueError, match="has label 2, but the manifest has 2 classes"):
-        open_split(shards, "train")
 
 
 def test_sets_are_united_by_name_and_sorted_again_in_a_mixture(tmp_path: Path, texts: Path) -> None:

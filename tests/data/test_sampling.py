@@ -133,18 +133,6 @@ def test_an_order_of_many_groups_is_computed_without_a_list() -> None:
     assert len(set(indices.tolist())) == 1000
 
 
-def test_samples_with_an_invalid_label_are_drawn_at_their_natural_rate() -> None:
-    labels = np.array([0, -1, 1, 0, 7, 0, 0, 0, 0, 0], np.int32)
-    groups = class_groups(labels, 3, 0.0)
-    assert groups.sizes.tolist() == [7, 1, 2]
-    assert np.allclose(groups.shares, [0.4, 0.4, 0.2])
-    assert sorted(groups.members[-2:].tolist()) == [1, 4]
-    sets = np.array([0, 7, 1, 0, 1], np.int32), np.array([0, 2, 3, 3, 5])  # 2 is empty
-    groups = class_groups(sets[0], 3, 0.0, sets[1])
-    assert groups.members.tolist() == [3, 1, 3, 0, 2]
-    assert np.allclose(groups.shares, [0.25, 0.25, 0.5])
-
-
 @given(
     sets=st.lists(st.sets(st.integers(0, 4)), min_size=1, max_size=40),
     power=st.sampled_from([0.0, 0.5]),

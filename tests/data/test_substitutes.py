@@ -11,6 +11,8 @@ from data.config import DataConfig
 from data.images.config import ImageConfig
 from data.loading.batch import Batch, Cursor
 from data.loading.loader import EvalLoader, TrainLoader
+from data.shards.manifest import Manifest
+from data.shards.mixture import load_manifest, open_mixture
 from data.shards.split import BadSampleError, open_split
 from tests.data.foreign_tars import bomb, planted_shards, png
 from tests.data.rank_batches import rank_batches, row_labels, sample_labels, set_sizes
@@ -172,16 +174,25 @@ def test_a_cursor_from_an_older_checkpoint_has_no_bad_samples() -> None:
             Cursor.from_json({"seed": 1, "samples": 2} | wrong)
 
 
-def test_an_out_of_range_label_is_replaced_within_max_bad_labels(
-    tmp_path: Path, sets: bool
+@pytest.mark.parametrize("label", [7, -1])
+def test_opening_a_split_with_a_label_that_is_not_a_class_raises(
+    tmp_path: Path, sets: bool, label: int
 ) -> None:
-    shards = planted_shards(tmp_path / "out", {}, labels={4: [7, 8] if sets else 7}, sets=sets)
-    with pytest.raises(ValueError, match="has label 7, but the manifest has 3 classes"):
-        open_split(shards, "train")
-    (batch,) = (batch for (batch,) in batches(shards, 4) if batch.substitutes)
-    assert "00004: label 7 is out of range for 3 classes" in batch.substitutes[0].reason
-    with open_split(shards, "train", max_bad_labels=1) as split:
-        assert split.class_counts().sum() == len(split.labels) - (2 if sets else 1)
+    bad = planted_shards(tmp_path / "out", {}, labels={4: [label] if sets else label}, sets=sets)
+    message = rf"\.tar has label {label}, but the manifest has 3 classes"
+    with pytest.raises(ValueError, match=message):
+        open_split(bad, "train")
+    mixture = DataConfig(shards=bad, image=ImageConfig(size=12), mixture=[{"shards": bad}])
+    with pytest.raises(ValueError, match=message):
+        open_mixture(mixture, load_manifest(mixture))
+
+
+def test_an_index_that_was_cached_for_more_classes_is_checked_again(intact: Path) -> None:
+    open_split(intact, "train").close()
+    manifest = Manifest.load(intact)
+    fewer = manifest.model_copy(update={"classes": manifest.classes.of_names(["a", "b"])})
+    with pytest.raises(ValueError, match=r"\.tar has label 2, but the manifest has 2 classes"):
+        open_split(intact, "train", manifest=fewer)
 
 
 def test_evaluation_raises_for_a_bad_sample(damaged: Path) -> None:

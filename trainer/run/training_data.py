@@ -58,11 +58,7 @@ class RunData:
         else:
             manifest.of_split(data.train_split, key="data.train_split")
             training = open_split(
-                data.shards,
-                data.train_split,
-                max_bad_labels=data.max_bad_samples,
-                cache=data.cache,
-                manifest=manifest,
+                data.shards, data.train_split, cache=data.cache, manifest=manifest
             )
         if isinstance(training, Stream):
             num_samples, class_counts = training.config.samples, None
