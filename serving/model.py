@@ -15,7 +15,7 @@ from torch import Tensor
 
 from data.extras import install_command
 from data.images.config import ImageConfig
-from data.images.decode import MAX_PIXELS, crops_for_evaluation, decode
+from data.images.decode import MAX_PIXELS, decode, for_evaluation
 from data.loading.inputs import pad_tokens
 from data.text.tokenizer import Tokenizer
 from serving.answer import Query, answer
@@ -169,7 +169,7 @@ class ImageReader:
         return [self._crops(np.full((side, side, self._image.channels), 128, np.uint8))]
 
     def _crops(self, image: np.ndarray) -> Tensor:
-        return torch.as_tensor(crops_for_evaluation(image, self._image))
+        return torch.as_tensor(for_evaluation(image, self._image))
 
 
 class TextReader:

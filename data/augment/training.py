@@ -28,7 +28,6 @@ from data.images.decode import (
     center_crop,
     channels_first,
     checked_jpeg_header,
-    contiguous,
     decode,
 )
 from data.images.jpeg_crop import decode_crop
@@ -206,14 +205,6 @@ class TrainingImages:
         for augmentation in self.augment.custom:
             drawn = augmentation.checked(drawn, self.fill, rng)
         return channels_first(drawn)
-
-
-def for_training(
-    image: np.ndarray, config: ImageConfig, augment: AugmentConfig, rng: np.random.Generator
-) -> np.ndarray:
-    """Augment an image uint8 [H, W, C] and return a new array uint8 [C, size, size]."""
-    images = TrainingImages(config, augment)
-    return contiguous(images.augmented(images.cropped(image, rng), rng))
 
 
 class ProgressiveSizes:

@@ -61,16 +61,12 @@ _DAMAGE = (
 )
 
 
-def inspect(data: bytes, max_pixels: int = MAX_PIXELS) -> str:
-    """Return the format of an image ("jpg", "png", "webp", "bmp", "gif") from its header alone.
+def inspect(data: bytes, max_pixels: int = MAX_PIXELS) -> tuple[str, bool]:
+    """Return the format of an image ("jpg", "png", "webp", "bmp", "gif") from its header alone, and
+    whether the image has transparency.
 
     Raises ValueError for another format, a damaged header and the errors of `check_size`.
     """
-    return _inspect(data, max_pixels)[0]
-
-
-def _inspect(data: bytes, max_pixels: int) -> tuple[str, bool]:
-    """Return the format, and whether the image has transparency."""
     with _opened(data) as header:
         (width, height), kind = header.size, header.format or ""
         transparent = header.mode in ("RGBA", "LA", "PA", "RGBa", "La") or (
@@ -120,7 +116,7 @@ def decode(data: bytes, channels: int, max_pixels: int = MAX_PIXELS) -> np.ndarr
     elif (header := checked_jpeg_header(data, max_pixels)) is not None:
         return decode_jpeg(data, header, channels)
     else:
-        extension, transparent = _inspect(data, max_pixels)
+        extension, transparent = inspect(data, max_pixels)
     if transparent:
         image = _on_white(data)
         return image if channels == 3 else cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[:, :, None]
@@ -215,21 +211,15 @@ def resize_for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
 
 
 def for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
-    """Map uint8 [H, W, C] to uint8 [C, size, size]: resize to `resize`, then crop the center.
-
-    Evaluation and serving both call this, so that a model sees the same pixels in both.
-    """
-    return contiguous(channels_first(center_crop(image, config)))
-
-
-def crops_for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
-    """Return uint8 [C, size, size] for one crop, or [crops, C, size, size] for several crops.
+    """Resize uint8 [H, W, C] to `resize`. Return its center crop, uint8 [C, size, size], or several
+    crops, uint8 [crops, C, size, size].
 
     Five crops are the corners (top left, top right, bottom left, bottom right) and the center. Ten
-    crops are these five and their mirror images (Krizhevsky et al. 2012).
+    crops are these five and their mirror images (Krizhevsky et al. 2012). Evaluation and serving
+    both call this, so that a model sees the same pixels in both.
     """
     if config.crops == 1:
-        return for_evaluation(image, config)
+        return contiguous(channels_first(center_crop(image, config)))
     image = resize_for_evaluation(image, config)
     bottom, right = (side - config.size for side in image.shape[:2])
     positions = [(0, 0), (0, right), (bottom, 0), (bottom, right), (bottom // 2, right // 2)]

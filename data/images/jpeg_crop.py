@@ -52,8 +52,10 @@ def decode_crop(
     denominator = 1
     if min(box[2], box[3]) >= 2 * size:
         denominator = next(d for d in _DENOMINATORS if min(box[2], box[3]) >= d * size)
-        box = _scaled(box, denominator)
-    top, left, height, width = box
+    # The edges of the box in the image that is scaled down, rounded to pixels.
+    edges = box[0], box[1], box[0] + box[2], box[1] + box[3]
+    top, left, bottom, right = ((edge + denominator // 2) // denominator for edge in edges)
+    height, width = bottom - top, right - left
     has_end = data.find(_END_OF_IMAGE, -_MAX_TRAILER) >= 0
     if _decodes_crops and header.one_scan and has_end:
         rows = np.empty((height, width + _jpeg.EXTRA_COLUMNS, channels), np.uint8)
@@ -65,11 +67,3 @@ def decode_crop(
     if image.shape[:2] != (-(-header.height // denominator), -(-header.width // denominator)):
         raise ValueError("the image cannot be decoded: its size differs from the one in its header")
     return image[top : top + height, left : left + width]
-
-
-def _scaled(box: tuple[int, int, int, int], denominator: int) -> tuple[int, int, int, int]:
-    """Return a box in an image that is scaled down, with its edges rounded to pixels."""
-    top, left, height, width = box
-    edges = top, left, top + height, left + width
-    top, left, bottom, right = ((edge + denominator // 2) // denominator for edge in edges)
-    return top, left, bottom - top, right - left

@@ -18,7 +18,7 @@ from data.augment.base import Draws
 from data.augment.training import AugmentConfig, TrainingImages
 from data.config import DataConfig, TextConfig
 from data.images.config import ImageConfig
-from data.images.decode import copy_planes, crops_for_evaluation, decode
+from data.images.decode import copy_planes, decode, for_evaluation
 from data.loading.workers import NUM_SLOTS
 from data.shards.manifest import Manifest
 from data.shards.split import decode_text
@@ -100,7 +100,7 @@ class ImageInputs:
         image = self._image
         return Items(
             lambda _, data: decode(data, image.channels),
-            lambda decoded: crops_for_evaluation(decoded, image),
+            lambda decoded: for_evaluation(decoded, image),
         )
 
     def collate(self, items: Iterable[np.ndarray], num: int, *, side: int) -> dict[str, Tensor]:

@@ -88,7 +88,7 @@ def packed(data: bytes, *, short_side: int | None, quality: int) -> tuple[bytes,
     The extension follows the format of the bytes, not the file name. Raises ValueError for data
     that `data.images` cannot decode, and for a JPEG without an end marker.
     """
-    extension = inspect(data, MAX_PIXELS)
+    extension, _ = inspect(data, MAX_PIXELS)
     if is_jpeg_without_end(data):
         # OpenCV decodes a truncated image that is padded with zeros.
         raise ValueError("the image is truncated: the end marker of the JPEG is missing")

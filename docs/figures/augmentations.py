@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw, ImageFont
 from data.augment.base import Draws, pair_rng
 from data.augment.mix import Mix
 from data.augment.rand_augment import OPERATIONS
-from data.augment.training import AugmentConfig, for_training
+from data.augment.training import AugmentConfig, TrainingImages
 from data.images.config import ImageConfig
 from data.images.decode import for_evaluation
 from data.images.fonts import font_folder
@@ -52,8 +52,9 @@ def draw() -> Figure:
 def _settings() -> dict[str, np.ndarray]:
     tiles = {"original": for_evaluation(_photograph(), _IMAGE)}
     for title, (settings, index) in _ALONE.items():
-        augment = AugmentConfig.model_validate(settings)
-        tiles[title] = for_training(_photograph(), _IMAGE, augment, Draws().at(0, 0, index))
+        images = TrainingImages(_IMAGE, AugmentConfig.model_validate(settings))
+        rng = Draws().at(0, 0, index)
+        tiles[title] = images.augmented(images.cropped(_photograph(), rng), rng)
     own, partner = tiles["original"], for_evaluation(_letter(), _IMAGE)
     tiles["another image"] = partner
     for kind in ("mixup", "cutmix"):

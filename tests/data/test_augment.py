@@ -16,7 +16,7 @@ from data.augment.base import Draws, Fill
 from data.augment.color_jitter import ColorJitter
 from data.augment.custom import CustomAugmentation
 from data.augment.rand_augment import OPERATIONS, RandAugment
-from data.augment.training import AugmentConfig, for_training, resized
+from data.augment.training import AugmentConfig, TrainingImages, resized
 from data.config import DataConfig
 from data.images.config import ImageConfig
 from data.images.decode import for_evaluation
@@ -45,9 +45,11 @@ def image(channels: int) -> ImageConfig:
 def samples(channels: int, augment: AugmentConfig, number: int = 60) -> list[np.ndarray]:
     given = photo(channels)
     before = given.copy()
-    made = [
-        for_training(given, image(channels), augment, Draws().at(7, 1, i)) for i in range(number)
-    ]
+    images = TrainingImages(image(channels), augment)
+    made = []
+    for i in range(number):
+        rng = Draws().at(7, 1, i)
+        made.append(images.augmented(images.cropped(given, rng), rng).copy())
     assert np.array_equal(given, before)
     return made
 

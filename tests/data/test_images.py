@@ -10,7 +10,7 @@ from PIL import Image
 from data.augment.base import Draws
 from data.augment.training import AugmentConfig
 from data.images.config import ImageConfig
-from data.images.decode import crops_for_evaluation, decode, for_evaluation, resize_short_side
+from data.images.decode import decode, for_evaluation, resize_short_side
 from tests.data.bad_images import encoded
 
 
@@ -120,14 +120,14 @@ def config(crops: int, channels: int = 3) -> ImageConfig:
 def test_five_crops_are_the_corners_and_the_center(channels: int) -> None:
     image = IMAGE[:, :, :channels]
     big = resize_short_side(image, 31).transpose(2, 0, 1)
-    crops = crops_for_evaluation(image, config(5, channels))
+    crops = for_evaluation(image, config(5, channels))
     corners = [big[:, :24, :24], big[:, :24, -24:], big[:, -24:, :24], big[:, -24:, -24:]]
     centre = for_evaluation(image, config(1, channels))
     assert np.array_equal(crops, np.stack([*corners, centre]))
 
 
 def test_ten_crops_are_five_crops_and_their_mirror_images() -> None:
-    crops, five = (crops_for_evaluation(IMAGE, config(number)) for number in (10, 5))
+    crops, five = (for_evaluation(IMAGE, config(number)) for number in (10, 5))
     assert crops.shape == (10, 3, 24, 24)
     assert crops.flags.c_contiguous
     assert np.array_equal(crops[:5], five)
