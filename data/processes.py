@@ -9,8 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import connection, get_context, parent_process
-from threading import Thread
+from multiprocessing import get_context
 from typing import Any, TypeVar
 
 from data.retry import TransientError
@@ -48,7 +47,9 @@ def over_jobs(
         return
     # Processes are spawned, not forked, because image libraries and callers use threads and locks.
     # `work` may contain a class list, so each process receives it once, not with every job.
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin, initargs=(work,))
+    pool = ProcessPoolExecutor(
+        workers, get_context("spawn"), initializer=_begin, initargs=(work, os.getpid())
+    )
     try:
         yield from in_order(pool, _work, jobs, ahead=2 * workers)
     except BrokenProcessPool as error:
@@ -63,8 +64,9 @@ def over_jobs(
 _given: list[Callable[[Any], Any]] = []
 
 
-def _begin(work: Callable[[Any], Any]) -> None:
-    end_with_parent()
+def _begin(work: Callable[[Any], Any], parent: int) -> None:
+    # The pool's pipes stay open if the parent is killed, so its workers would wait forever.
+    die_with_parent(parent)
     _given[:] = [work]
 
 
@@ -83,21 +85,6 @@ def in_order(
             yield running.popleft().result()
     while running:
         yield running.popleft().result()
-
-
-def end_with_parent() -> None:
-    """Exit when the parent process ends.
-
-    If the parent is killed, the pool's pipes stay open, so its workers would wait forever.
-    """
-    parent = parent_process()
-    assert parent is not None
-
-    def wait() -> None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
-
-    Thread(target=wait, daemon=True).start()
 
 
 def handled_signals(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:

@@ -58,7 +58,6 @@ class EndlessLoader(ABC):
         cursor: Cursor,
         device: torch.device = _CPU,
     ) -> None:
-        check_rank(rank, world_size)
         if global_batch < 1:
             raise ValueError(f"global_batch is {global_batch}: it must be at least 1")
         self.cursor = cursor
@@ -136,8 +135,8 @@ class TrainLoader(EndlessLoader):
 
     A global batch contains the samples [cursor.samples, cursor.samples + global_batch) of the
     endless order: every epoch is a permutation of the split, unless `config.is_sampled`
-    (`data/loading/sampling.py`). This rank reads `share(step)` of them. A bad sample is replaced
-    each time it occurs (`data/loading/reader.py`). Raises the errors of `EndlessLoader`, and
+    (`data/loading/sampling.py`). This rank reads its share of them. A bad sample is replaced each
+    time it occurs (`data/loading/reader.py`). Raises the errors of `EndlessLoader`, and
     ValueError for an empty split or a recipe whose modality does not match the shards.
     """
 
@@ -183,10 +182,6 @@ class TrainLoader(EndlessLoader):
         )
         self._reader = TrainingReader(split, inputs, config, seed=seed, order=order, locate=locate)
 
-    def share(self, step: int) -> range:
-        """Return the stream positions that this rank reads `step` batches after the cursor."""
-        return self._share(self.cursor.samples + step * self._global_batch).positions
-
     def _share(self, start: int) -> Share:
         """Return this rank's share of the global batch that begins at `start`."""
         positions = range(start + self._part.start, start + self._part.stop)
@@ -221,7 +216,6 @@ class EvalLoader:
         world_size: int = 1,
         device: torch.device = _CPU,
     ) -> None:
-        check_rank(rank, world_size)
         if batch < 1:
             raise ValueError(f"batch is {batch}: it must be at least 1")
         part = share(len(split), rank, world_size)
@@ -229,16 +223,13 @@ class EvalLoader:
         self._indices = np.arange(part.start, part.stop, dtype=np.int64)
         # Shards at a URL are fetched one after another. Sorting by length would mix samples from
         # all shards, so the cache would have to store every shard at once.
-        by_length = inputs.by_length and not split.files.is_remote
-        if by_length:
+        if inputs.by_length and not split.files.is_remote:
             self._indices = self._indices[np.argsort(split.sizes(self._indices), kind="stable")]
         self._batch = batch
         self._workers = config.workers
         self._device = device
         self._num_batches = -(-len(split) // (world_size * batch))
-        self._reader = EvaluationReader(
-            split, inputs, side=config.image.size, in_order=not by_length
-        )
+        self._reader = EvaluationReader(split, inputs, side=config.image.size)
 
     def __len__(self) -> int:
         return self._num_batches
@@ -248,12 +239,6 @@ class EvalLoader:
         requests = [self._indices[start : start + self._batch] for start in starts]
         batches = read_ahead(self._reader, requests, self._workers, self._device)
         return prefetch_to_device(batches, self._device)
-
-
-def check_rank(rank: int, world_size: int) -> None:
-    """Raise ValueError if `rank` is outside the world."""
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank {rank} is out of range for world size {world_size}")
 
 
 def read_ahead(

@@ -275,8 +275,11 @@ class Order:
 def share(count: int, rank: int, world_size: int) -> range:
     """Return the part of `count` items for `rank`.
 
-    The sizes of the parts differ by at most one item, and parts may be empty.
+    The sizes of the parts differ by at most one item, and parts may be empty. Raises ValueError if
+    `rank` is outside the world.
     """
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank} is out of range for world size {world_size}")
     return range(count * rank // world_size, count * (rank + 1) // world_size)
 
 

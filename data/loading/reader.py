@@ -112,16 +112,15 @@ class Reader(Dataset):
 class EvaluationReader(Reader):
     """Maps sample indices, int64 [b], to their batch. A bad sample raises an error.
 
-    in_order: whether batches are requested in stored order, so that shards can be prefetched.
+    Request the samples of shards at URLs in stored order, so that the shards can be prefetched.
     """
 
-    def __init__(self, split: Split, inputs: Inputs, *, side: int, in_order: bool) -> None:
+    def __init__(self, split: Split, inputs: Inputs, *, side: int) -> None:
         super().__init__(split, inputs)
         self._side = side
-        self._in_order = in_order
 
     def read(self, request: np.ndarray) -> Batch:
-        if self._in_order and len(request):
+        if len(request):
             self.split.files.will_read(None, int(request[0]))
         labels, items, _ = self.items(request, self.inputs.evaluation_batch())
         inputs = self.inputs.collate(items, len(request), side=self._side)

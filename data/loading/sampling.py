@@ -132,12 +132,6 @@ class SampledOrder:
             passes = passes * (len(self._starts) - 1) + groups
         return passes, samples if self._members is None else self._members[samples].astype(np.int64)
 
-    def num_slots(self, epochs: int) -> np.ndarray:
-        """Return the total number of slots of each group in the first `epochs` epochs,
-        int64 [G].
-        """
-        return np.diff(self._slots_below(epochs, self._bounds))
-
     def _draws(self, epoch: int, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (group, draw), int64 [n] each, at `slots` (int64 [n]) of an epoch."""
         offset = _offset(epoch % _PERIOD)

@@ -17,7 +17,6 @@ from data.classes.class_list import ClassList
 from data.loading.order import Order
 from data.messages import printable
 from data.remote.config import DEFAULT_CACHE, CacheConfig, folder_or_url
-from data.retry import retried
 from data.shards.index import ShardIndex
 from data.shards.manifest import Manifest, ShardInfo, digest_of
 from data.shards.shard_files import Shard, ShardFiles
@@ -110,10 +109,7 @@ class Split:
 
         # With the number of classes in the key, the labels of a cached index were checked as well.
         key = " ".join([*(part.digest() for part in self.parts), str(self.num_classes)]).encode()
-        where = str(self._shards[0].folder)
-        self._index = retried(
-            where, lambda: open_split_index(self._shards, relabel, key, self._cache)
-        )
+        self._index = open_split_index(self._shards, relabel, key, self._cache)
 
     def __getstate__(self) -> dict[str, Any]:
         # The class list may be long, but reading does not need it.

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from data.files import commit
-from data.processes import end_with_parent
+from data.processes import die_with_parent
 from experiments.papers.job import FOLDER, Folders, Job, Result, Results
 
 # Called with the results so far and the number of jobs requested: at the start, after each result,
@@ -136,7 +136,7 @@ class JobRunner:
                 self.workers,
                 mp_context=context,
                 initializer=_begin,
-                initargs=(devices,),
+                initargs=(devices, os.getpid()),
             )
         return self._pool
 
@@ -196,9 +196,9 @@ def threads_of_a_job(jobs_in_parallel: int) -> int:
     return int(text)
 
 
-def _begin(devices: "multiprocessing.SimpleQueue[str]") -> None:
+def _begin(devices: "multiprocessing.SimpleQueue[str]", parent: int) -> None:
     """Make at most one GPU visible to this worker: the trainer uses the first visible one."""
-    end_with_parent()
+    die_with_parent(parent)
     if device := devices.get():
         os.environ["CUDA_VISIBLE_DEVICES"] = device
 

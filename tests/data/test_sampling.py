@@ -80,7 +80,6 @@ def test_groups_get_their_shares_and_their_samples_are_drawn_equally_often(
     for count in range(1, epochs + 1):
         drawn = np.bincount(labels[indices[: count * n]], minlength=len(sizes))
         assert drawn.sum() == count * n
-        assert np.array_equal(drawn, order.num_slots(count))
         assert np.abs(drawn - count * n * shares).max() < 2 + math.log2(count)
         times = np.bincount(indices[: count * n], minlength=len(labels))
         for label in range(len(sizes)):
@@ -95,18 +94,19 @@ def test_groups_get_their_shares_and_their_samples_are_drawn_equally_often(
 def test_shares_are_exact_over_a_period_of_epochs(
     sizes: list[int], power: float, seed: int
 ) -> None:
-    _, order = order_of(sizes, power, seed)
-    n = order.num_samples
-    shares = class_shares(np.array(sizes), power)
+    n, shares = sum(sizes), class_shares(np.array(sizes), power)
+    # Each group has one sample, so a pass is the number of earlier slots of its group.
+    order = SampledOrder(seed, Groups(np.ones(len(sizes), np.int64), shares), n)
     for periods in (1, 3):
-        # Shares are rounded to 1 / _PERIOD of a slot per epoch.
-        expected = periods * _PERIOD * n * shares
-        assert np.abs(order.num_slots(periods * _PERIOD) - expected).max() <= periods
-    late = 7 * _PERIOD + 11
-    inside = order.locate(np.arange(late * n, (late + 1) * n))[1]
-    labels = labels_of(sizes)
-    drawn = np.bincount(labels[inside], minlength=len(sizes))
-    assert np.array_equal(drawn, order.num_slots(late + 1) - order.num_slots(late))
+        first = periods * _PERIOD * n
+        passes, groups = order.locate(np.arange(first, first + n))
+        for group in np.unique(groups):
+            # Shares are rounded to 1 / _PERIOD of a slot per epoch.
+            assert abs(passes[groups == group].min() - first * shares[group]) <= periods
+    late = (7 * _PERIOD + 11) * n
+    passes, groups = order.locate(np.arange(late, late + 2 * n))
+    for group in np.unique(groups):
+        assert (np.diff(np.sort(passes[groups == group])) == 1).all()
 
 
 def test_the_samples_of_each_class_are_drawn_in_a_new_random_order_in_each_pass() -> None:

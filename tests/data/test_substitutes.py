@@ -169,9 +169,6 @@ def test_bad_samples_of_other_ranks_are_counted(damaged: Path) -> None:
 
 def test_a_cursor_from_an_older_checkpoint_has_no_bad_samples() -> None:
     assert Cursor.from_json({"seed": 1, "samples": 2}) == Cursor(1, 2)
-    for wrong in ({"bad": 3}, {"bad": [-1]}, {"bad": None}, {"samples": -1}, {"samples": 1.5}):
-        with pytest.raises(ValueError, match="invalid data cursor"):
-            Cursor.from_json({"seed": 1, "samples": 2} | wrong)
 
 
 @pytest.mark.parametrize("label", [7, -1])
