@@ -33,6 +33,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from data.classes.class_list import ClassInfo, ClassList
 from data.loading.batch import Cursor
 from data.shards.manifest import Manifest
+from data.shards.mixture import load_manifest
 from data.shards.writing.writer import write_shards
 from data.skipped import Skipped
 from data.sources import Glyphs
@@ -43,7 +44,7 @@ from launch.plan.request import PlanRequest
 from tests.tiny_networks import TINY_RESNET
 from trainer.evaluation import evaluate_split, save_evaluation
 from trainer.recipe import load_recipe
-from trainer.run.training_data import RunData, load_run_manifest
+from trainer.run.training_data import RunData
 from trainer.step import take_step
 from trainer.world import World
 
@@ -179,7 +180,7 @@ def train_share(path: Path, ranks: int, steps: int) -> None:
     mesh = init_device_mesh("cpu", (1, ranks), mesh_dim_names=("data", "class"))
     world = World(0, ranks, 0, _RANKS_PER_NODE, torch.device("cpu"), mesh)
     settings = load_recipe(path)
-    data = RunData.open(settings, load_run_manifest(settings.data, is_main=True))
+    data = RunData.open(settings, load_manifest(settings.data))
     task = data.build_task(settings, world)
     task.train().start_training()
     batches = iter(data.open_loader(settings, world, Cursor(settings.seed)))

@@ -7,6 +7,7 @@ implements each part; `trainer/step.py` is one step.
 import gc
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -14,6 +15,7 @@ from data.images.jpeg_crop import whole_images_notice
 from data.loading.batch import Batch, Cursor
 from data.loading.loader import EndlessLoader
 from data.loading.stream import Stream
+from data.shards.mixture import load_manifest
 from heads.collectives import collective_hook
 from trainer.agreement import Agreed, Agreement, agree
 from trainer.backbone.compatibility import check_modality
@@ -26,7 +28,7 @@ from trainer.process.signals import Preempted, StopSignals
 from trainer.run.data_statistics import start_from_data
 from trainer.run.folder import RunFolder
 from trainer.run.state import TrainState, provenance, resume
-from trainer.run.training_data import RunData, load_run_manifest
+from trainer.run.training_data import RunData
 from trainer.schedules import RunLength
 from trainer.step import StepNumbers, read_numbers, take_step
 from trainer.task import Task
@@ -62,7 +64,8 @@ def train(recipe: Recipe, world: World) -> None:
         opened.enter_context(collective_hook(phases.collective))
 
         # -------------------------------------------------------------- data
-        manifest = load_run_manifest(recipe.data, is_main=world.is_main)
+        announce = partial(print, flush=True) if world.is_main else None
+        manifest = load_manifest(recipe.data, notice=announce)
         split = recipe.data.eval_split
         # Fail early if the split is missing or cannot be evaluated.
         manifest.of_split(split, key="data.eval_split")

@@ -8,7 +8,7 @@ not change. `data/loading/sampling.py` defines how often each set is sampled.
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from data.classes.class_list import ClassList
 from data.classes.columns import write_columns
@@ -21,48 +21,35 @@ from data.shards.split import Part, Split
 _log = logging.getLogger("kway.data")
 
 
-def load_manifest(data: DataConfig) -> Manifest:
+def load_manifest(data: DataConfig, *, notice: Callable[[str], None] | None = None) -> Manifest:
     """Return the manifest of `data.shards`. Its class list includes the classes of the mixture.
 
-    Raises the errors of `Manifest.load` and `united_manifest`.
-    """
-    manifests = read_manifests(data)
-    for address, manifest in zip(data.addresses, manifests, strict=True):
-        manifest.check_shards(address)
-    return united_manifest(data, manifests[0], manifests[1:])
-
-
-def read_manifests(data: DataConfig) -> list[Manifest]:
-    """Return the manifests of `data.shards` and of the sets of `data.mixture`, without checking the
-    shards.
-    """
-    return [Manifest.read(address, data.cache) for address in data.addresses]
-
-
-def united_manifest(data: DataConfig, manifest: Manifest, others: Sequence[Manifest]) -> Manifest:
-    """Return `manifest` with the classes of `others`, the manifests of the sets of `data.mixture`.
-
     If a set adds classes, the result has no label vectors, because the file of `data.shards` does
-    not contain vectors for these classes. Raises ValueError if the modalities differ, or if only
-    some of the sets have sets of labels.
+    not contain vectors for these classes. notice: called with a line that states this, if
+    `data.shards` has label vectors. Raises the errors of `Manifest.load`, and ValueError if the
+    modalities differ, or if only some of the sets have sets of labels.
     """
+    manifest, *others = manifests = [Manifest.load(each, data.cache) for each in data.addresses]
     kinds = {True: "a set of labels per sample", False: "one label per sample"}
-    for one, other in zip(data.mixture, others, strict=True):
+    for mixed, other in zip(data.mixture, others, strict=True):
         if other.label_sets != manifest.label_sets:
             raise ValueError(
-                f"data.mixture: {one.shards} has {kinds[other.label_sets]}, but {data.shards} has "
-                f"{kinds[manifest.label_sets]}: write one of them again"
+                f"data.mixture: {mixed.shards} has {kinds[other.label_sets]}, but {data.shards} "
+                f"has {kinds[manifest.label_sets]}: write one of them again"
             )
         if other.modality != manifest.modality:
             raise ValueError(
-                f"data.mixture: {one.shards} contains {other.modality}s, but {data.shards} "
+                f"data.mixture: {mixed.shards} contains {other.modality}s, but {data.shards} "
                 f"contains {manifest.modality}s: mix sets of the same modality"
             )
-    if not others:
+    classes = _united_classes(manifests, data.cache) if others else manifest.classes
+    if (num_added := len(classes) - len(manifest.classes)) == 0:
         return manifest
-    classes = _united_classes([manifest, *others], data.cache)
-    if len(classes) == len(manifest.classes):
-        return manifest
+    if notice is not None and manifest.label_vectors is not None:
+        notice(
+            f"data.mixture adds {num_added:,} classes without label vectors to {data.shards}: "
+            "label vectors are not used"
+        )
     absent = dict.fromkeys(("label_vectors", "label_vectors_sha256", "class_file"))
     return manifest.model_copy(update={"classes": classes, **absent})
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from data.shards.mixture import load_manifest
 from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
 from data.sources.table import Table
@@ -17,7 +18,7 @@ from tests.shards import glyph_recipe, text_recipe
 from trainer.backbone.bag_of_words import BagOfWords
 from trainer.config import Recipe
 from trainer.run.data_statistics import start_from_data
-from trainer.run.training_data import RunData, load_run_manifest
+from trainer.run.training_data import RunData
 from trainer.task import Task
 from trainer.train import train
 
@@ -62,7 +63,7 @@ def bag_recipe(texts: Path, run: Path, **changes: Any) -> Recipe:
 
 def begun(recipe: Recipe, class_ranks: int | None = None) -> tuple[Task, RunData]:
     """Return a new task with the statistics of the training data."""
-    data = RunData.open(recipe, load_run_manifest(recipe.data, is_main=False))
+    data = RunData.open(recipe, load_manifest(recipe.data))
     world = rank_world(class_ranks)
     task = data.build_task(recipe, world)
     start_from_data(task, data, world)

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.config import DataConfig
 from data.loading.batch import Cursor
 from data.loading.loader import TrainLoader
 from data.loading.sampling import samples_per_epoch, training_counts
@@ -16,7 +15,7 @@ from data.loading.stream import Stream, StreamLoader
 from data.shards.hierarchy import ClassPaths, class_paths
 from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest
-from data.shards.mixture import open_mixture, read_manifests, united_manifest
+from data.shards.mixture import open_mixture
 from data.shards.split import Split, open_split
 from data.text.tokenizer import Tokenizer, open_tokenizer
 from heads.set_measures import inverse_propensities
@@ -45,7 +44,7 @@ class RunData:
 
     @classmethod
     def open(cls, recipe: Recipe, manifest: Manifest) -> "RunData":
-        """Open the data of a recipe. `manifest` is the result of `load_run_manifest`.
+        """Open the data of a recipe. `manifest` is the result of `load_manifest`.
 
         Raises the errors of `open_split`, and ValueError if no training sample has a label.
         """
@@ -120,25 +119,6 @@ class RunData:
         if isinstance(self.training, Stream):
             return StreamLoader(self.training, recipe.data, **options)
         return TrainLoader(self.training, recipe.data, **options)
-
-
-def load_run_manifest(data: DataConfig, *, is_main: bool) -> Manifest:
-    """Return the manifest of the shards, which includes the classes of the mixture.
-
-    is_main: whether to print that label vectors of the shards are not used.
-    """
-    own, *others = read_manifests(data)
-    for address, manifest in zip(data.addresses, (own, *others), strict=True):
-        manifest.check_shards(address)
-    united = united_manifest(data, own, others)
-    if is_main and own.label_vectors is not None and united.label_vectors is None:
-        num_added = len(united.classes) - len(own.classes)
-        print(
-            f"data.mixture adds {num_added:,} classes without label vectors to {data.shards}: "
-            "label vectors are not used",
-            flush=True,
-        )
-    return united
 
 
 def label_vectors_of(recipe: Recipe, manifest: Manifest) -> np.ndarray | None:
