@@ -35,13 +35,8 @@ def on_ray(cluster: RayCluster, tmp_path: Path, source, out: Path | str, **optio
     return Driver(cluster, tmp_path, partial(write_shards, source, out, **options))
 
 
-@pytest.mark.parametrize(
-    ("victim", "out"),
-    [
-        pytest.param("raylet", "s3://bucket/killed", marks=pytest.mark.slow),
-        ("worker", None),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("victim", "out"), [("raylet", "s3://bucket/killed"), ("worker", None)])
 def test_shards_of_a_killed_raylet_or_worker_are_written_again(
     cluster: RayCluster, tmp_path: Path, victim: str, out: str | None
 ) -> None:

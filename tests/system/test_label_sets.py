@@ -236,6 +236,7 @@ def images(tmp_path: Path, kway: Kway) -> Path:
     return tmp_path / "shards"
 
 
+@pytest.mark.slow
 def test_a_killed_run_has_the_weights_of_an_undisturbed_run_bit_by_bit(
     images: Path, tmp_path: Path
 ) -> None:

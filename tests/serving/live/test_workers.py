@@ -95,6 +95,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_workers_that_cannot_load_the_bundle_end_the_server(tmp_path: Path) -> None:
     bundle = write_of_texts(tmp_path / "texts")
     file = bundle / "class_weights.safetensors"  # not verified at the start
