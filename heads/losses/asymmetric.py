@@ -1,6 +1,7 @@
 """Binary cross-entropy that gives less weight to easy classes: focal and asymmetric losses."""
 
 import math
+from itertools import repeat
 from typing import Any, Literal
 
 import torch
@@ -10,6 +11,9 @@ from torch import Tensor
 
 from heads.losses.base import STRICT, Block, Loss, Reduction, Rows, Stats
 from heads.losses.binary_cross_entropy import softplus
+
+# The number of logits that a CPU processes at a time.
+_ELEMENTS = 1 << 18
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -63,30 +67,46 @@ class Asymmetric(Loss):
 class _SumOfNegatives(torch.autograd.Function):
     """The sum of -q^h log(1 - q) over dim 1, with q = max(p - margin, 0) and p = sigmoid(z).
 
-    The derivative of a term is q^h p ((1 - p) / (1 - q) - h (1 - p) log(1 - q) / q), or 0 where p
-    is below the margin. Forward saves it: one matrix, whereas autograd would save one for each
-    operation.
+    Forward saves the derivatives of the terms: one matrix, whereas autograd would save one for each
+    operation. On a CPU, it computes a few rows at a time, so that their temporaries stay in the
+    cache.
     """
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, exponent: float, margin: float) -> Tensor:
-        p = torch.sigmoid(z)
-        # A positive number instead of 0, so that log(1 - q) / q is -1 instead of NaN.
-        q = (p - margin).clamp_(min=torch.finfo(p.dtype).tiny)
-        log = torch.neg(q).log1p_() if margin else softplus(z).neg_()
-        # torch computes a power of 0, 0.5, 1, 2 or 3 many times faster than any other.
-        power = (q ** (exponent / 2)).square_()
-        sums = (power * log).sum(1).neg_()
-        if ctx.needs_input_grad[0]:
-            rest = 1 - p  # 1 - q is rest + margin
-            ratio = rest / (rest + margin) if margin else torch.ones_like(p)
-            slope = ratio.addcdiv_(log.mul_(rest), q, value=-exponent).mul_(p).mul_(power)
-            if exponent == 0:  # the power is 1 also where q should be 0
-                slope.masked_fill_(p <= margin, 0)
-            ctx.save_for_backward(slope)
+        slopes = torch.empty_like(z) if ctx.needs_input_grad[0] else None
+        num_rows = max(1, _ELEMENTS // z.shape[1] if z.is_cpu else len(z))
+        into = repeat(None) if slopes is None else slopes.split(num_rows)
+        pieces = zip(z.split(num_rows), into, strict=False)  # `repeat` does not end
+        sums = torch.cat([_negatives(rows, exponent, margin, slope) for rows, slope in pieces])
+        if slopes is not None:
+            ctx.save_for_backward(slopes)
         return sums
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (slope,) = ctx.saved_tensors
-        return slope * grad.unsqueeze(1), None, None
+        (slopes,) = ctx.saved_tensors
+        return slopes * grad.unsqueeze(1), None, None
+
+
+def _negatives(z: Tensor, exponent: float, margin: float, slope: Tensor | None) -> Tensor:
+    """Return the sums over dim 1 of the terms of logits of negatives, and write their derivatives
+    to `slope`.
+
+    The derivative is q^h p ((1 - p) / (1 - q) - h (1 - p) log(1 - q) / q), or 0 where p is below
+    the margin.
+    """
+    p = torch.sigmoid(z)
+    # A positive number instead of 0, so that log(1 - q) / q is -1 instead of NaN.
+    q = (p - margin).clamp_(min=torch.finfo(p.dtype).tiny)
+    log = torch.neg(q).log1p_() if margin else softplus(z).neg_()
+    # torch computes a power of 0, 0.5, 1, 2 or 3 many times faster than any other.
+    power = (q ** (exponent / 2)).square_()
+    sums = (power * log).sum(1).neg_()
+    if slope is not None:
+        rest = 1 - p  # 1 - q is rest + margin
+        slope.copy_(rest / (rest + margin) if margin else torch.ones_like(p))
+        slope.addcdiv_(log.mul_(rest), q, value=-exponent).mul_(p).mul_(power)
+        if exponent == 0:  # the power is 1 also where q should be 0
+            slope.masked_fill_(p <= margin, 0)
+    return sums
