@@ -7,8 +7,9 @@ functions in its tutorial on the recorder; it has no public one that a process c
 """
 
 import json
+import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,54 +24,71 @@ _DUMPS = [
 _WORLD_GROUP = "default_pg"
 # Only a few groups of ranks, and ranks of a group, are listed, so that the line stays readable.
 _MAX_GROUPS, _MAX_RANKS = 8, 16
-_GONE = "not responding (stopped, exited or unreachable)"
-# The kinds of ranks in a hang, in the order of the report, and what to do about the first of them.
 _SILENT, _ELSEWHERE, _WAITING = 0, 1, 2
-_FIXES = (
-    "check the machines and the network of the ranks that are not responding",
-    "if this work is slow but correct, raise train.timeout_seconds",
-    "check whether a rank skipped a collective, whether groups of ranks wait for each other, and "
-    "the network between the ranks",
-)
+_GONE = "not responding (stopped, exited or unreachable)"
 
 
-def num_completed() -> list[dict[str, str]]:
-    """Return the number of completed collectives by group, for each backend.
+class FlightRecorder:
+    """The collectives of this rank, over all groups and backends.
 
-    Reading these counters is cheap, unlike `last_collective`. The threads of gloo count without an
-    order, so a count may stay one behind until the next collective.
+    `waited_seconds` is how long the oldest collective that has not completed has been pending, or
+    None if all have completed. `name` is this collective if there is one, otherwise the last one
+    that this rank issued.
     """
-    return [
-        {
-            group: status["last_completed_collective"]
-            for group, status in (json.loads(dump(False, False))["pg_status"] or {}).items()
+
+    waited_seconds: float | None = None
+    name = ""
+
+    def __init__(self) -> None:
+        self._completed: dict[tuple[int, str], int] = {}
+        # For each group with a pending collective, when the last one before it completed.
+        self._since: dict[tuple[int, str], float] = {}
+
+    def poll(self) -> None:
+        """Update the state. While collectives complete, `name` may be that of an earlier poll.
+
+        A full read takes milliseconds and holds the GIL. In a large world, some rank would be
+        reading during every step, which would slow down all ranks. As long as collectives complete,
+        nothing hangs. The counters of each group are cheap to read.
+        """
+        now, completed, pending = time.monotonic(), {}, []
+        for number, dump in enumerate(_DUMPS):
+            for group, status in (json.loads(dump(False, False))["pg_status"] or {}).items():
+                key = number, group
+                completed[key] = int(status["last_completed_collective"])
+                if int(status["last_enqueued_collective"]) > completed[key]:
+                    pending.append(key)
+        self._since = {
+            key: self._since[key]
+            if key in self._since and completed[key] == self._completed[key]
+            else now
+            for key in pending
         }
-        for dump in _DUMPS
-    ]
+        self.waited_seconds = now - min(self._since.values()) if pending else None
+        # The threads of gloo count completed collectives without an order, so a count may stay
+        # behind until the next collective. The entries of a full read are right.
+        if (completed == self._completed or self.waited_seconds) and not self.read():
+            self.waited_seconds, self._since = None, {}
+        self._completed = completed
 
-
-def last_collective() -> tuple[str, bool]:
-    """Return the name of the oldest collective of this rank that is pending, over all groups and
-    backends, and True. If there is none, return the last one that this rank issued, and False. The
-    name is empty if the recorder is disabled.
-
-    This takes milliseconds and holds the GIL.
-    """
-    entries = []
-    for dump in _DUMPS:
-        recorder = json.loads(dump(True, False))
-        status = recorder["pg_status"] or {}
-        entries += [(is_pending(each, status), each) for each in recorder.get("entries", [])]
-    if not entries:
-        return "", False
-    entries.sort(key=lambda each: each[1]["time_created_ns"])
-    waits, entry = next((each for each in entries if each[0]), entries[-1])
-    kind = entry["profiling_name"].partition(":")[2] or entry["profiling_name"]
-    # Use the group's description, because its name consists only of numbers.
-    title, description = entry["process_group"]
-    group = description or title
-    of_group = "" if group == _WORLD_GROUP else f" of {group}"
-    return f"{kind} #{entry['collective_seq_id']}{of_group}", waits
+    def read(self) -> bool:
+        """Update `name` with a full read, and return whether a collective is pending."""
+        entries = []
+        for dump in _DUMPS:
+            recorder = json.loads(dump(True, False))
+            status = recorder["pg_status"] or {}
+            entries += [(is_pending(each, status), each) for each in recorder.get("entries", [])]
+        entries.sort(key=lambda each: each[1]["time_created_ns"])
+        is_waiting = any(pending for pending, _ in entries)
+        if entries:
+            oldest = next((entry for pending, entry in entries if pending), entries[-1][1])
+            kind = oldest["profiling_name"].partition(":")[2] or oldest["profiling_name"]
+            # Use the group's description, because its name consists only of numbers.
+            title, description = oldest["process_group"]
+            group = description or title
+            of_group = "" if group == _WORLD_GROUP else f" of {group}"
+            self.name = f"{kind} #{oldest['collective_seq_id']}{of_group}"
+        return is_waiting
 
 
 def is_pending(entry: dict[str, Any], status: dict[str, Any]) -> bool:
@@ -111,30 +129,49 @@ class RankState:
         return f"{where}, after {self.collective}" if self.collective else where
 
 
-def describe_hang(before: Sequence[RankState], after: Sequence[RankState]) -> str:
+def describe_hang(
+    before: Mapping[int, RankState], after: Mapping[int, RankState], *, size: int
+) -> str:
     """Return the description of a hang, given the states of all ranks at two points in time.
 
-    A rank counts as unresponsive if its beat did not increase in between.
+    A rank counts as unresponsive if its state is missing or if its beat did not increase in
+    between. `size` is the world size.
     """
-    # In the order of `_FIXES`: the first kind explains the others.
+    # Unresponsive ranks first, then those outside collectives, then those that wait.
     groups: dict[tuple[int, str], list[int]] = defaultdict(list)
-    for rank, (old, state) in enumerate(zip(before, after, strict=True)):
-        if state.beat <= old.beat:
+    for rank in range(size):
+        old, state = before.get(rank), after.get(rank)
+        if state is None:
+            groups[_SILENT, _GONE].append(rank)
+        elif old is not None and state.beat <= old.beat:
             groups[_SILENT, f"{_GONE}, last seen {state}"].append(rank)
         else:
-            kind = _ELSEWHERE if state.waited_seconds is None else _WAITING
-            groups[kind, str(state)].append(rank)
+            groups[_ELSEWHERE if state.waited_seconds is None else _WAITING, str(state)].append(
+                rank
+            )
+    first, _ = min(groups)
+    if first == _SILENT:
+        fix = "check the machines and the network of the ranks that are not responding"
+    elif first == _ELSEWHERE:
+        fix = "if this work is slow but correct, raise train.timeout_seconds"
+    elif len({state.collective for state in after.values()}) > 1:
+        fix = (
+            "check whether a rank skipped a collective or groups of ranks are waiting for each "
+            "other"
+        )
+    else:
+        fix = "check the network between the ranks, because all of them have entered the collective"
     parts = []
     for (kind, text), ranks in sorted(groups.items()):
+        seconds = max(after[rank].waited_seconds or 0 for rank in ranks) if kind == _WAITING else 0
         shown = ", ".join(map(str, ranks[:_MAX_RANKS]))
         if len(ranks) > _MAX_RANKS:
             shown += f" and {len(ranks) - _MAX_RANKS} more"
-        part = f"rank{'s' if len(ranks) > 1 else ''} {shown}: {text}"
-        if kind == _WAITING:
-            part += f" for {max(after[rank].waited_seconds or 0 for rank in ranks):.0f} s"
-        parts.append(part)
+        parts.append(
+            f"rank{'s' if len(ranks) > 1 else ''} {shown}: {text}"
+            + (f" for {seconds:.0f} s" if kind == _WAITING else "")
+        )
     # Keep the waiting ranks, which are in the last group, even if there are many groups.
     if len(parts) > _MAX_GROUPS:
         parts[_MAX_GROUPS - 1 : -1] = [f"{len(parts) - _MAX_GROUPS} more groups of ranks"]
-    first, _ = min(groups)
-    return f"{'; '.join(parts)}: {_FIXES[first]}"
+    return f"{'; '.join(parts)}: {fix}"

@@ -25,7 +25,7 @@ from typing import Any, Self
 
 import torch.distributed as dist
 
-from trainer.faults.hang_report import RankState, describe_hang, last_collective, num_completed
+from trainer.faults.hang_report import FlightRecorder, RankState, describe_hang
 from trainer.process.exit_codes import FAILED
 from trainer.telemetry.phases import Phases
 from trainer.world import World, is_lost_rank, leave
@@ -38,7 +38,7 @@ _OVER = "over"
 LOST = "another rank exited during a step"
 _LIBRARIES = ("torch", "deepspeed", "contextlib")
 
-_States = list[RankState]
+_States = dict[int, RankState]
 
 
 class _SharedStates:
@@ -64,10 +64,6 @@ class _SharedStates:
         if last is None or (last.done() and last.exception() is None):
             self._writing = self._thread.submit(self._write, json.dumps(asdict(state)))
 
-    def flush(self) -> None:
-        """Wait until the last state is written."""
-        self._call(lambda: None)
-
     def _write(self, text: str) -> None:
         # Stop writing once the run is over, because the store may be closed at any time and torch
         # would then print errors.
@@ -76,10 +72,16 @@ class _SharedStates:
             self.over = self._store.check([_OVER])
 
     def read(self) -> _States | None:
-        """Return the states of all ranks, or None if the store does not respond."""
-        ranks = [str(rank) for rank in range(self._world.size)]
-        texts = self._call(lambda: self._store.multi_get(ranks))
-        return texts and [RankState(**json.loads(text)) for text in texts]
+        """Return the states of all ranks that have written one, or None if the store does not
+        respond."""
+        texts = self._call(
+            lambda: {
+                rank: self._store.get(str(rank)).decode()
+                for rank in range(self._world.size)
+                if self._store.check([str(rank)])
+            }
+        )
+        return texts and {rank: RankState(**json.loads(text)) for rank, text in texts.items()}
 
     def claim(self) -> bool:
         """Claim the report. Returns false if another rank has claimed it."""
@@ -91,7 +93,7 @@ class _SharedStates:
 
     def close(self) -> None:
         """Close the connection. Call this before the process group is destroyed."""
-        self.flush()
+        self._call(lambda: None)
         self._thread.shutdown(wait=False, cancel_futures=True)
         del self._store
 
@@ -115,28 +117,22 @@ class Watchdog:
         self._world, self._timeout, self._phases = world, timeout_seconds, phases
         self._gap = min(_GAP_SECONDS, timeout_seconds / 2)
         self._interval = self._gap / _POLLS_PER_GAP
+        self._recorder = FlightRecorder()
         self._step = self._beat = 0
-        # The collective that was read last, since when it was known and for how long it was
-        # pending, and the number of completed collectives at the last poll.
-        self._collective, self._since = "", time.monotonic()
-        self._waited: float | None = None
-        self._completed: list[dict[str, str]] = []
         self._closed = threading.Event()
 
     def __enter__(self) -> Self:
         if self._world.size == 1:
             return self
         self._states = _SharedStates(self._world)
-        self._collective, _ = last_collective()
-        if not self._collective:
+        self._recorder.read()
+        if not self._recorder.name:
             raise RuntimeError(
                 "torch's flight recorder, which the watchdog requires, is disabled: set "
                 "TORCH_FR_BUFFER_SIZE to 256 or unset it"
             )
-        # Publish now, so that all states exist even if a rank stops immediately afterwards.
+        # Publish now, so that a state exists even if this rank stops immediately afterwards.
         self._states.publish(self._observe())
-        self._states.flush()
-        self._world.barrier()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
         return self
@@ -196,28 +192,15 @@ class Watchdog:
                 self._end(self._investigate(before, state))
 
     def _observe(self) -> RankState:
-        """Return the current state. While collectives complete, its collective may be that of an
-        earlier poll, unless this one has waited for almost the timeout.
-
-        Reading it takes milliseconds. In a large world, some rank would be reading during every
-        step, which would slow down all ranks.
-        """
+        self._recorder.poll()
         self._beat += 1
-        now, completed = time.monotonic(), num_completed()
-        is_late = (self._waited or 0.0) >= self._timeout - self._gap
-        if completed == self._completed or is_late:
-            name, is_pending = last_collective()
-            if name != self._collective or not is_pending:
-                self._collective, self._since = name, now
-            self._waited = now - self._since if is_pending else None
-        self._completed = completed
         return RankState(
             beat=self._beat,
             step=self._step,
             phase=self._phases.current or "",
             location=_main_thread_location(),
-            collective=self._collective,
-            waited_seconds=self._waited,
+            collective=self._recorder.name,
+            waited_seconds=self._recorder.waited_seconds,
         )
 
     def _investigate(self, before: _States | None, own: RankState) -> str | None:
@@ -235,7 +218,7 @@ class Watchdog:
             )
         if not self._states.claim():
             return None
-        return describe_hang(before, after)
+        return describe_hang(before, after, size=self._world.size)
 
     def _end(self, line: str | None) -> None:
         if line is not None:
