@@ -200,7 +200,10 @@ def command_line(name: str, description: str | None) -> argparse.ArgumentParser:
 
 
 def report(options: argparse.Namespace, sections: Sections) -> None:
-    """Run the requested sections and print the table."""
+    """Run the requested sections and print the table. The file of `--markdown` is written after
+    each section, and a section that fails does not end the others, because the time on a machine
+    may be limited. The exit code is then 1.
+    """
     unknown = sorted({*options.sections} - {*sections})
     if unknown:
         raise SystemExit(f"unknown section {unknown[0]}: choose from {', '.join(sections)}")
@@ -208,18 +211,24 @@ def report(options: argparse.Namespace, sections: Sections) -> None:
     torch.set_num_threads(options.threads)
     header = machine()
     CONSOLE.print(header)
-    rows, began = [], time.perf_counter()
+    rows, failed, text, began = [], [], "", time.perf_counter()
     for section in options.sections or sections:
         started = time.perf_counter()
-        for row in sections[section]():
-            CONSOLE.print(f"{row.what}, {row.case}: {row.measured} ({row.details})")
-            rows.append(row)
+        try:
+            for row in sections[section]():
+                CONSOLE.print(f"{row.what}, {row.case}: {row.measured} ({row.details})")
+                rows.append(row)
+        except Exception:
+            CONSOLE.print_exception()
+            failed.append(section)
         CONSOLE.print(f"{section}: {time.perf_counter() - started:.0f} s")
-    text = "\n".join([header, "", *markdown(rows), ""])
+        text = "\n".join([header, "", *markdown(rows), ""])
+        if options.markdown is not None:
+            options.markdown.write_text(text, encoding="utf-8")
     CONSOLE.print(text)
     CONSOLE.print(f"finished in {(time.perf_counter() - began) / 60:.1f} minutes")
-    if options.markdown is not None:
-        options.markdown.write_text(text, encoding="utf-8")
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
 
 
 def markdown(rows: Sequence[Row]) -> list[str]:

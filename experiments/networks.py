@@ -21,7 +21,7 @@ def register_networks() -> None:
 
 class ImageNetwork(PreTrainedModel):
     """Computes `last_hidden_state` [B, `config.hidden_size`, h, w] from normalized images
-    [B, C, H, W]. `layers` are applied one after the other.
+    [B, C, H, W]. `layers` are applied in order.
 
     Initial weights follow He et al. (2015): they are drawn from a normal distribution with variance
     2 / fan. Convolutions use the fan-out, as in the code that the networks' authors published.

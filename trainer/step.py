@@ -270,7 +270,8 @@ def compute_gradients(task: Task, batch: Batch, *, step: int) -> Gradients:
     global batch at once (gradient caching).
 
     Raises ValueError on every rank if a label of the first batch of a task is outside the classes.
-    The labels of later batches are not checked, because a split with such labels cannot be opened.
+    The labels of later batches are not checked, because opening a split checks its labels, and a
+    stream skips samples whose label is not a class.
     """
     # A function of the step, so that a resumed run repeats the same draws. Each call of the head
     # adds 1.

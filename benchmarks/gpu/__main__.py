@@ -1,9 +1,9 @@
 """Measure kway on one GPU: `python -m benchmarks.gpu [SECTION …] [--markdown FILE]`.
 
 Rows are printed as they are measured. On one H100, all sections should take about 8 minutes. If the
-time of a command is limited, run them in three slices: `images texts` and `fused`, 1.5 minutes
-each, and the sections `head-CLASSES-ROWS`, 5 minutes. Without a GPU, the sizes are so small that
-the results show only that the code runs.
+time of a command is limited, use three commands: `images texts` and `fused`, 1.5 minutes each, and
+the sections `head-CLASSES-ROWS`, 5 minutes. Without a GPU, the sizes are so small that the results
+show only that the code runs.
 """
 
 from dataclasses import dataclass

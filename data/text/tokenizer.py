@@ -43,7 +43,7 @@ class Tokenizer:
     pad_id: int
     vocab_size: int
     truncation_side: str
-    # Truncates texts, and does not add `_special`.
+    # Truncates texts to `max_length` minus the length of `_special`.
     _backend: tokenizers.Tokenizer = field(repr=False)
     # The backend without truncation, in JSON.
     _content: str = field(repr=False)

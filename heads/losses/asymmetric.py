@@ -57,7 +57,7 @@ class Asymmetric(Loss):
         return -math.log(max(num_classes - 1, 1))
 
     def _of_negative(self, z: Tensor) -> Tensor:
-        """Return the terms of logits of negatives, as `_SumOfNegatives`."""
+        """Return the terms of logits of negatives, which `_SumOfNegatives` sums."""
         if not self.margin:
             return (-self.gamma_negative * softplus(-z)).exp() * softplus(z)
         q = torch.relu(torch.sigmoid(z) - self.margin)
@@ -77,7 +77,7 @@ class _SumOfNegatives(torch.autograd.Function):
         slopes = torch.empty_like(z) if ctx.needs_input_grad[0] else None
         num_rows = max(1, _ELEMENTS // z.shape[1] if z.is_cpu else len(z))
         into = repeat(None) if slopes is None else slopes.split(num_rows)
-        pieces = zip(z.split(num_rows), into, strict=False)  # `repeat` does not end
+        pieces = zip(z.split(num_rows), into, strict=False)  # `into` may be infinite
         sums = torch.cat([_negatives(rows, exponent, margin, slope) for rows, slope in pieces])
         if slopes is not None:
             ctx.save_for_backward(slopes)
@@ -97,8 +97,7 @@ def _negatives(z: Tensor, exponent: float, margin: float, slope: Tensor | None) 
     the margin.
     """
     p = torch.sigmoid(z)
-    # A positive number instead of 0, so that log(1 - q) / q is -1 instead of NaN.
-    q = (p - margin).clamp_(min=torch.finfo(p.dtype).tiny)
+    q = torch.relu(p - margin)
     log = torch.neg(q).log1p_() if margin else softplus(z).neg_()
     # torch computes a power of 0, 0.5, 1, 2 or 3 many times faster than any other.
     power = (q ** (exponent / 2)).square_()
@@ -106,7 +105,8 @@ def _negatives(z: Tensor, exponent: float, margin: float, slope: Tensor | None) 
     if slope is not None:
         rest = 1 - p  # 1 - q is rest + margin
         slope.copy_(rest / (rest + margin) if margin else torch.ones_like(p))
+        q.clamp_(min=torch.finfo(q.dtype).tiny)  # where q is 0, the quotient is 0 instead of NaN
         slope.addcdiv_(log.mul_(rest), q, value=-exponent).mul_(p).mul_(power)
-        if exponent == 0:  # the power is 1 also where q should be 0
+        if exponent == 0:  # the power is 1 where q is 0
             slope.masked_fill_(p <= margin, 0)
     return sums

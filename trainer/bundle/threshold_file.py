@@ -152,8 +152,8 @@ class ClassThresholds:
     def of(self, class_id: int, recall: float) -> Threshold:
         """Return the threshold of a class at `recall`.
 
-        Its value and source are None if there is no threshold. Raises ValueError for a recall
-        without thresholds.
+        `threshold` and `threshold_source` are None if there is no threshold. Raises ValueError for
+        a recall without thresholds.
         """
         column = self._column(recall)
         entry = self.recalls[column]
