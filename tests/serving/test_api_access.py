@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Callable
 from hashlib import sha256
+from itertools import count
 from pathlib import Path
 
 import httpx
@@ -17,6 +18,12 @@ from tests.serving.in_process import application, ask, refusal
 
 OLD, NEW = "old-" + "o" * 30, "new-" + "n" * 30
 WRONG = "wrong-" + "w" * 28
+# The first byte of its digest is that of `OLD`.
+SIMILAR = next(
+    token
+    for token in (f"{WRONG}{number}" for number in count())
+    if sha256(token.encode()).digest()[0] == sha256(OLD.encode()).digest()[0]
+)
 
 
 def save(path: Path, text: str, mode: int = 0o600) -> None:
@@ -87,6 +94,7 @@ def test_only_health_checks_are_answered_without_a_token(api: FastAPI, url: str)
     "token",
     [
         WRONG,
+        SIMILAR,
         "",
         OLD + "x",
         "x" * 100_000,
