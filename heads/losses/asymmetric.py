@@ -43,25 +43,22 @@ class Asymmetric(Loss):
     reductions = (Reduction.SUM, Reduction.SUM)
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
-        sums: Tensor = _SumOfNegatives.apply(logits_BC, self.gamma_negative, self.margin)
-        return sums, block.true
+        return self._of_negatives(logits_BC), block.true
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         every, true = total
-        # Powers of 1 - p and p as exponentials, whose derivatives exist where they underflow.
+        # A power of 1 - p as an exponential, whose derivative exists where it underflows.
         positive = (-self.gamma_positive * softplus(true)).exp() * softplus(-true)
-        return rows.mean(every + rows.over_labels(positive - self._of_negative(true)))
+        return rows.mean(every + rows.over_labels(positive - self._of_negatives(true.unsqueeze(1))))
 
     def initial_bias(self, num_classes: int) -> float:
         """Return the logit of 1/K, as `bce`."""
         return -math.log(max(num_classes - 1, 1))
 
-    def _of_negative(self, z: Tensor) -> Tensor:
-        """Return the terms of logits of negatives, which `_SumOfNegatives` sums."""
-        if not self.margin:
-            return (-self.gamma_negative * softplus(-z)).exp() * softplus(z)
-        q = torch.relu(torch.sigmoid(z) - self.margin)
-        return q**self.gamma_negative * -torch.log1p(-q)
+    def _of_negatives(self, z: Tensor) -> Tensor:
+        """Return the terms of logits of negatives, summed over dim 1."""
+        sums: Tensor = _SumOfNegatives.apply(z, self.gamma_negative, self.margin)
+        return sums
 
 
 class _SumOfNegatives(torch.autograd.Function):
